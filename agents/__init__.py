@@ -1,0 +1,1 @@
+"""Faust agents, one module each, one worker role each; thin: decode, service, ack."""

@@ -1,0 +1,1 @@
+"""The Python client SDK: a correct client."""

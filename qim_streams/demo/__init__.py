@@ -1,0 +1,1 @@
+"""What make demo plays, and the check of what came out."""

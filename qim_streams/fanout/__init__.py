@@ -1,0 +1,1 @@
+"""Stage two, first half: pin the membership, append one dispatch per shard (Spec: §4)."""

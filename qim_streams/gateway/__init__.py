@@ -1,0 +1,1 @@
+"""ConnectionNode: sockets, sessions, routing to writers (Spec: §3, §6, §7)."""

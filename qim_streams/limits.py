@@ -1,0 +1,19 @@
+"""Every fixed bound of the system in one place. Bounds that an operator may move are settings.
+
+Spec: §5 (2000), §7 (window 4), and the promise that everything is bounded.
+"""
+
+FRAME_BYTES_MAX = 256 * 1024  # a client frame, before it is decoded
+FRAME_DEPTH_MAX = 8
+FRAMES_BEFORE_AUTH_MAX = 1
+BODY_BYTES_MAX = 64 * 1024  # default of the setting message_body_bytes_max
+PULL_WINDOW = 4
+PULL_ENTRIES_MAX = 1_000  # per MAILBOX_BATCH
+PULL_BYTES_MAX = 192 * 1024  # per MAILBOX_BATCH, bodies included
+WRITEBATCH_ENTRIES_MAX = 2_000  # mailbox_writebatch_max_entries
+INLINE_MEMBERS_MAX = 32  # members that travel inside Outbox and dispatch records
+LUA_ARGUMENTS_MAX = 4_000  # unpack() fails near 8,000
+GROUP_MEMBERS_PER_CHANGE_MAX = 5_000  # users in one add or remove request
+GROUP_NAME_MAX = 128
+CURSOR_TOKEN_MAX = 512
+ACCESS_TOKEN_MAX = 8 * 1024

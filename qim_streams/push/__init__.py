@@ -1,0 +1,1 @@
+"""Stage three: presence, push batches (Spec: §6)."""

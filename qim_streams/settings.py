@@ -1,0 +1,209 @@
+"""Every setting, with unit, default, bound, description and section: one class, prefix ``QIM_``.
+
+``qim config`` prints it, ``qim config --check`` validates it. Relations between settings are checked
+here, at start-up, with a message that names the field and the remedy. Secrets are `SecretStr` and
+never printed. Nothing else in the product reads the environment (failpoints excepted).
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from qim_streams import limits
+from qim_streams.errors import ConfigError
+
+SECRET_BYTES_MIN = 32
+
+
+def _setting(default: Any, section: str, description: str, **bounds: Any) -> Any:
+    return Field(default=default, description=description, json_schema_extra={"section": section}, **bounds)
+
+
+class Settings(BaseSettings):
+    """The settings of every role; a role reads the ones of its section."""
+
+    model_config = SettingsConfigDict(env_prefix="QIM_", extra="ignore", frozen=True)
+
+    # -- stack
+    state_dir: Path = _setting(Path(".qim"), "stack", "where the embedded servers and workers keep state")
+    node_id: str = _setting("node-1", "stack", "stable name of this node; leases and static group membership")
+    brokers: str = _setting("127.0.0.1:9092", "stack", "Kafka bootstrap servers, comma separated")
+    redis_url: SecretStr = _setting(SecretStr("redis://127.0.0.1:6379/0"), "stack", "Redis of the hot tier")
+    topic_profile: str = _setting(
+        "dev", "stack", "column of topics.yaml: dev or production", pattern="^(dev|production)$"
+    )
+    outbox_partitions: int = _setting(
+        8, "stack", "partitions of qim.outbox.v1; fixed once used", ge=1, le=4096
+    )
+    mailbox_shards: int = _setting(
+        16, "stack", "partitions of qim.dispatch.v1 = MailboxShards", ge=1, le=4096
+    )
+    connection_shards: int = _setting(
+        4, "stack", "partitions of qim.push.v1 = ConnectionShards", ge=1, le=4096
+    )
+    log_level: str = _setting(
+        "INFO", "stack", "DEBUG, INFO, WARNING or ERROR", pattern="^(DEBUG|INFO|WARNING|ERROR)$"
+    )
+    metrics_port: int = _setting(
+        0, "stack", "Prometheus port of this process on loopback; 0 = off", ge=0, le=65535
+    )
+
+    # -- security
+    internal_secret: SecretStr = _setting(
+        SecretStr(""), "security", "shared by gateways, writers and API; at least 32 characters"
+    )
+    jwt_secret: SecretStr = _setting(
+        SecretStr(""), "security", "HS256 key of access tokens; at least 32 characters"
+    )
+    jwt_secret_previous: SecretStr = _setting(
+        SecretStr(""), "security", "an older HS256 key that is still accepted"
+    )
+    jwt_jwks_file: Path | None = _setting(None, "security", "JWKS file for RS256/ES256 access tokens")
+    jwt_audience: str = _setting("qim", "security", "required aud claim")
+    jwt_leeway_s: int = _setting(30, "security", "clock leeway for exp and nbf, seconds", ge=0, le=300)
+    cursor_secret: SecretStr = _setting(
+        SecretStr(""), "security", "HMAC key of cursors; at least 32 characters"
+    )
+    cursor_secret_previous: SecretStr = _setting(
+        SecretStr(""), "security", "an older cursor key that is still accepted"
+    )
+    admin_api_key: SecretStr = _setting(
+        SecretStr(""), "security", "key of the HTTP admin API; at least 32 characters"
+    )
+
+    # -- gateway
+    gateway_host: str = _setting("127.0.0.1", "gateway", "address that client sockets bind to")
+    gateway_port: int = _setting(8080, "gateway", "port of client sockets; 0 = any free", ge=0, le=65535)
+    gateway_public_url: str = _setting(
+        "", "gateway", "URL told to clients as preferred_endpoint; empty = none"
+    )
+    connections_max: int = _setting(20_000, "gateway", "open sockets per gateway", ge=1)
+    auth_deadline_s: float = _setting(10.0, "gateway", "seconds from connect to AUTH_OK", gt=0)
+    ping_interval_ms: int = _setting(30_000, "gateway", "told to clients as next_ping_interval_ms", ge=100)
+    idle_timeout_ms: int = _setting(90_000, "gateway", "silence after which a socket is closed", ge=300)
+    outbound_queue_bytes_max: int = _setting(
+        1_048_576, "gateway", "per socket; a slower reader loses its live stream", ge=65_536
+    )
+    inflight_sends_max: int = _setting(256, "gateway", "unanswered SEND_MESSAGE per socket", ge=1)
+    send_deadline_ms: int = _setting(10_000, "gateway", "until a send is answered OUTCOME_UNKNOWN", ge=100)
+    frame_bytes_max: int = _setting(limits.FRAME_BYTES_MAX, "gateway", "largest client frame, bytes", ge=1024)
+    presence_refresh_s: float = _setting(60.0, "gateway", "how often live presence is written again", gt=0)
+
+    # -- writer
+    writer_host: str = _setting("127.0.0.1", "writer", "address of the internal RPC")
+    writer_port: int = _setting(0, "writer", "port of the internal RPC; 0 = any free", ge=0, le=65535)
+    writer_queue_max: int = _setting(20_000, "writer", "requests waiting in a writer; more are refused", ge=1)
+    commit_group_max: int = _setting(512, "writer", "messages committed in one group", ge=1, le=2_000)
+    message_body_bytes_max: int = _setting(
+        limits.BODY_BYTES_MAX, "writer", "largest message body, bytes", ge=1
+    )
+    client_dedup_retention_s: int = _setting(
+        7 * 86_400, "writer", "how long a client_message_id is remembered", ge=60
+    )
+    group_members_max: int = _setting(1_000, "writer", "largest group", ge=2, le=100_000)
+    large_group_members: int = _setting(500, "writer", "from this size per_sender rate applies", ge=2)
+    per_sender_in_conversation_interval_ms: int = _setting(
+        3_000, "writer", "1 message per this time and sender in a large group; 0 = off", ge=0
+    )
+    produce_timeout_ms: int = _setting(
+        120_000, "writer", "until an unacknowledged Outbox append stops the writer", ge=1_000
+    )
+
+    # -- ownership
+    lease_ttl_ms: int = _setting(15_000, "ownership", "shard_lease_ttl", ge=500)
+    lease_renew_ms: int = _setting(3_000, "ownership", "how often leases are renewed", ge=100)
+
+    # -- streams
+    stream_session_timeout_ms: int = _setting(10_000, "streams", "consumer group session timeout", ge=1_000)
+    stream_batch_max: int = _setting(1_000, "streams", "records in one batch of a stage", ge=1, le=10_000)
+    stream_chunk_max: int = _setting(500, "streams", "records in one chunk from the consumer", ge=1, le=5_000)
+    stream_static_membership: bool = _setting(
+        True, "streams", "give workers a group.instance.id from role and node"
+    )
+    worker_slot: int = _setting(
+        0, "streams", "number of this worker among those of its role on this node", ge=0, le=999
+    )
+    web_enabled: bool = _setting(False, "streams", "open the worker's web view")
+    web_host: str = _setting("127.0.0.1", "streams", "address of the worker's web view")
+    web_port: int = _setting(6066, "streams", "port of the worker's web view", ge=0, le=65535)
+    dispatch_progress_retention_s: int = _setting(
+        7 * 86_400, "streams", "how long a dispatch_id is remembered", ge=60
+    )
+    mailbox_writebatch_max_entries: int = _setting(
+        limits.WRITEBATCH_ENTRIES_MAX,
+        "streams",
+        "entries per store call",
+        ge=1,
+        le=limits.WRITEBATCH_ENTRIES_MAX,
+    )
+    bitmap_cache_max: int = _setting(4_096, "streams", "member bitmaps kept per worker", ge=16)
+    body_cache_max: int = _setting(20_000, "streams", "recent bodies kept per worker", ge=16)
+
+    # -- archive
+    archive: str = _setting("rocksdb", "archive", "rocksdb or cassandra", pattern="^(rocksdb|cassandra)$")
+    archive_rocksdb_dir: Path | None = _setting(None, "archive", "directory; default <state_dir>/archive")
+
+    # -- api
+    api_host: str = _setting("127.0.0.1", "api", "address of the HTTP admin API")
+    api_port: int = _setting(8081, "api", "port of the HTTP admin API; 0 = any free", ge=0, le=65535)
+
+    @model_validator(mode="after")
+    def _relations(self) -> Self:
+        if self.lease_renew_ms * 3 > self.lease_ttl_ms:
+            raise ValueError("lease_renew_ms: must be at most a third of lease_ttl_ms; lower it")
+        if self.idle_timeout_ms < 2 * self.ping_interval_ms:
+            raise ValueError("idle_timeout_ms: must be at least twice ping_interval_ms; raise it")
+        if self.message_body_bytes_max + 4_096 > self.frame_bytes_max:
+            raise ValueError("frame_bytes_max: must exceed message_body_bytes_max by 4096; raise it")
+        if self.outbound_queue_bytes_max < 2 * self.frame_bytes_max:
+            raise ValueError("outbound_queue_bytes_max: must hold two frames (2 x frame_bytes_max); raise it")
+        if self.large_group_members > self.group_members_max:
+            raise ValueError("large_group_members: is above group_members_max; lower it")
+        for name in ("internal_secret", "jwt_secret", "cursor_secret", "admin_api_key"):
+            value = getattr(self, name).get_secret_value()
+            if value and len(value) < SECRET_BYTES_MIN:
+                raise ValueError(
+                    f"{name}: has {len(value)} characters, needs {SECRET_BYTES_MIN}; use a longer one"
+                )
+        return self
+
+    def secret(self, name: str) -> bytes:
+        """The bytes of a required secret; ConfigError that names the variable when it is not set."""
+        value: SecretStr = getattr(self, name)
+        text = value.get_secret_value()
+        if not text:
+            raise ConfigError(
+                f"{name} is not set: export QIM_{name.upper()} ({SECRET_BYTES_MIN}+ random characters)"
+            )
+        return text.encode()
+
+    def archive_dir(self) -> Path:
+        """Where the RocksDB archive lives."""
+        return self.archive_rocksdb_dir or self.state_dir / "archive"
+
+
+def load_settings(**overrides: Any) -> Settings:
+    """Settings from the environment and `overrides`; ConfigError with one line per wrong field."""
+    try:
+        return Settings(**overrides)
+    except ValidationError as error:
+        lines = [_explain(item) for item in json.loads(error.json(include_url=False, include_input=False))]
+        raise ConfigError("; ".join(lines)) from None
+
+
+def _explain(item: dict[str, Any]) -> str:
+    where = ".".join(str(part) for part in item["loc"])
+    return f"QIM_{where.upper()}: {item['msg']}" if where else item["msg"].removeprefix("Value error, ")
+
+
+def unknown_variables() -> list[str]:
+    """QIM_* variables of the environment that no setting reads (typing errors, most likely)."""
+    known = {f"QIM_{name.upper()}" for name in Settings.model_fields} | {
+        "QIM_FAILPOINT",
+        "QIM_FAILPOINT_LATCH",
+    }
+    return sorted(name for name in os.environ if name.startswith("QIM_") and name not in known)

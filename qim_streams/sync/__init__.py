@@ -1,0 +1,1 @@
+"""Cursors, login barrier, pulls (Spec: §7, §8)."""

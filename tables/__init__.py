@@ -1,0 +1,1 @@
+"""Declarations of the RocksDB-backed changelog tables, and their web views."""
