@@ -88,7 +88,7 @@ def decode_message(data: bytes) -> MessageRecord:
     fields = unpack_fields(bytes(data[_HEAD.size :]), 13, "MessageRecord")
     _typed("MessageRecord", fields, _MESSAGE_KINDS)
     _id16("MessageRecord", fields[2], fields[3])
-    return MessageRecord(seq, membership_version, *fields[:13], tuple(fields[13:]))
+    return MessageRecord._make([seq, membership_version, *fields[:13], tuple(fields[13:])])
 
 
 class OutboxRecord(NamedTuple):
@@ -166,7 +166,7 @@ def decode_dispatch(data: bytes) -> GroupDispatch:
     _id16("GroupDispatch", fields[1], fields[2], fields[5])
     if fields[19] is not None and len(fields[19]) % 4:
         raise RecordError("GroupDispatch: members is not a sequence of u32")
-    return GroupDispatch(*fields[:20], tuple(fields[20:]))
+    return GroupDispatch._make([*fields[:20], tuple(fields[20:])])
 
 
 class UserMailboxEntry(NamedTuple):
@@ -196,7 +196,7 @@ def decode_entry(data: bytes) -> UserMailboxEntry:
     fields = unpack_fields(data, 9, "UserMailboxEntry")
     _typed("UserMailboxEntry", fields, _ENTRY_KINDS)
     _id16("UserMailboxEntry", fields[1])
-    return UserMailboxEntry(*fields[:9], tuple(fields[9:]))
+    return UserMailboxEntry._make([*fields[:9], tuple(fields[9:])])
 
 
 class Presence(NamedTuple):

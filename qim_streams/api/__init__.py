@@ -1,0 +1,1 @@
+"""The HTTP admin API (OpenAPI), and nothing of its own: commands go through the writer."""

@@ -1,0 +1,108 @@
+"""The connection to the Redis hot tier: one client per process, scripts by hash, errors as ours.
+
+Invariants: every command has a timeout; a script is sent whole only when the server does not know its
+hash; no driver error leaves this module's callers untranslated (`translate`). Scripts live beside the
+stage that uses them, as ``.lua`` files.
+"""
+
+import hashlib
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from importlib import resources
+from typing import Any
+
+import redis.asyncio as redis_asyncio
+from redis import exceptions as redis_errors
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from qim_streams.errors import FencedError, Outcome, StoreError, StoreUnavailable
+from qim_streams.settings import Settings
+
+type_args = str | bytes | int | float
+COMMAND_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = 3.0
+CONNECTIONS_MAX = 16
+FENCED = "FENCED"  # scripts answer redis.error_reply("FENCED <current epoch>")
+_UNAVAILABLE = ("LOADING", "BUSY", "MASTERDOWN", "READONLY", "CLUSTERDOWN", "TRYAGAIN", "OOM", "MISCONF")
+
+RedisClient = redis_asyncio.Redis
+
+
+def connect(settings: Settings) -> RedisClient:
+    """A client of the hot tier. Nothing is sent before the first command. Close it with `aclose()`.
+
+    No silent retries: a command is repeated only by the stage that knows whether this is safe.
+    """
+    return redis_asyncio.Redis.from_url(
+        settings.redis_url.get_secret_value(),
+        decode_responses=False,
+        protocol=3,
+        socket_timeout=COMMAND_TIMEOUT_S,
+        socket_connect_timeout=CONNECT_TIMEOUT_S,
+        max_connections=CONNECTIONS_MAX,
+        retry=Retry(NoBackoff(), 0),
+        health_check_interval=30,
+    )
+
+
+@asynccontextmanager
+async def translated(resource: str = "redis", epoch: int = 0) -> AsyncIterator[None]:
+    """Turn driver errors of the block into StoreUnavailable, StoreError or FencedError."""
+    try:
+        yield
+    except (redis_errors.RedisError, OSError, TimeoutError) as error:
+        raise translate(error, resource, epoch) from error
+
+
+def translate(error: BaseException, resource: str = "redis", epoch: int = 0) -> Exception:
+    """Our error for a driver's: fenced, unavailable (nothing applied) or unknown outcome."""
+    text = str(error)
+    if isinstance(error, redis_errors.ResponseError):
+        if FENCED in text:
+            current = text.rsplit(" ", 1)[-1]
+            return FencedError(resource, epoch, int(current) if current.isdigit() else None)
+        if text.startswith(_UNAVAILABLE):
+            return StoreUnavailable(f"{resource}: {text}", Outcome.NOT_APPLIED)
+        return StoreError(f"{resource}: {text}", Outcome.NOT_APPLIED)
+    if isinstance(error, redis_errors.BusyLoadingError | redis_errors.ReadOnlyError):
+        return StoreUnavailable(f"{resource}: {text}", Outcome.NOT_APPLIED)
+    if isinstance(error, redis_errors.ConnectionError | redis_errors.TimeoutError | OSError | TimeoutError):
+        return StoreUnavailable(f"{resource}: {type(error).__name__}: {text}", Outcome.UNKNOWN)
+    return StoreError(f"{resource}: {type(error).__name__}: {text}", Outcome.UNKNOWN)
+
+
+class Script:
+    """A Lua script that is called by hash. Load one per process with `Script.load`."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+
+    @classmethod
+    def load(cls, package: str, name: str) -> "Script":
+        """The script file `name` beside the modules of `package`."""
+        return cls(resources.files(package).joinpath(name).read_text())
+
+    async def call(self, client: RedisClient, keys: Sequence[str | bytes], args: Sequence[type_args]) -> Any:
+        """The script's answer. Driver errors pass through: wrap the call in `translated`."""
+        try:
+            return await client.evalsha(self.sha, len(keys), *keys, *args)
+        except redis_errors.NoScriptError:
+            return await client.eval(self.source, len(keys), *keys, *args)
+
+    async def call_many(
+        self, client: RedisClient, calls: Sequence[tuple[Sequence[str | bytes], Sequence[type_args]]]
+    ) -> list[Any]:
+        """Answers of several calls sent in one pipeline (not a transaction), errors as values."""
+        await self.ensure(client)
+        pipe = client.pipeline(transaction=False)
+        for keys, args in calls:
+            pipe.evalsha(self.sha, len(keys), *keys, *args)
+        answers: list[Any] = await pipe.execute(raise_on_error=False)
+        return answers
+
+    async def ensure(self, client: RedisClient) -> None:
+        """Make the server know the script (it forgets all of them at a restart)."""
+        if not (await client.script_exists(self.sha))[0]:
+            await client.script_load(self.source)

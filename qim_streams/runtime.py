@@ -1,0 +1,75 @@
+"""What every role process does: logs, event loop, signals, metrics port, exit codes.
+
+Exit codes: 0 clean stop, 1 configuration or start-up error (one line on stderr), 70 stopped on doubt
+(an outcome is unknown or an invariant broke: the supervisor starts the role again).
+"""
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import NoReturn
+
+import uvloop
+from prometheus_client import start_http_server
+
+from qim_streams.errors import ConfigError, QimError
+from qim_streams.settings import Settings
+
+EXIT_CONFIG, EXIT_DOUBT = 1, 70
+log = logging.getLogger("qim")
+
+
+def configure_logging(settings: Settings, role: str) -> None:
+    """One line per event on stderr: time, level, role, logger, text."""
+    logging.basicConfig(
+        level=settings.log_level,
+        stream=sys.stderr,
+        format=f"%(asctime)s.%(msecs)03d %(levelname)s {role} %(name)s %(message)s",
+        datefmt="%Y-%m-%dT%H:%M:%S",
+        force=True,
+    )
+    logging.getLogger("aiokafka").setLevel(logging.WARNING)
+    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+
+
+def die(why: str, error: BaseException | None = None) -> NoReturn:
+    """Stop this instant, because going on could break a promise. The next boot repairs from the logs."""
+    log.critical("stopped on doubt: %s", why, exc_info=error)
+    logging.shutdown()
+    os._exit(EXIT_DOUBT)
+
+
+def now_ms() -> int:
+    """Wall clock, milliseconds since the epoch. Services take it as an argument; roles pass this one."""
+    return time.time_ns() // 1_000_000
+
+
+def run_role(
+    role: str, settings: Settings, main: Callable[[Settings, asyncio.Event], Awaitable[None]]
+) -> int:
+    """Run `main(settings, stop)` until it returns or SIGINT/SIGTERM set `stop`; returns the exit code."""
+    configure_logging(settings, role)
+
+    async def body() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for name in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(name, stop.set)
+        if settings.metrics_port:
+            start_http_server(settings.metrics_port, addr="127.0.0.1")
+        gc.freeze()
+        await main(settings, stop)
+
+    try:
+        uvloop.run(body())
+    except ConfigError as error:
+        print(f"qim {role}: {error}", file=sys.stderr)
+        return EXIT_CONFIG
+    except QimError as error:
+        die(f"{type(error).__name__}: {error}", error)
+    return 0
