@@ -8,9 +8,12 @@
     ├── AdmissionRefused        a rule or limit says no; carries code name and retry_after_ms
     ├── SyncVerdict             CURSOR_INVALID, CURSOR_EXPIRED, CURSOR_REBASED, SYNC_INCOMPLETE
     ├── StoreError              a store did not do as asked; `outcome` says what is known
-    │   └── StoreUnavailable    it may work later
+    │   ├── StoreUnavailable    it may work later
+    │   └── LogAppendError      records were not acknowledged by the log
+    │       └── ProducerFatalError  the producer is broken for good
     ├── FencedError             an owner with a newer epoch exists: stop serving this resource
     ├── RecordError             bytes of a log record cannot be understood (a poison record)
+    │   └── RecordTooLargeError a record to append is over the limit; nothing was appended
     └── InvariantViolation      something that cannot happen did: stop and ask a person
 
 Every class has a row in `POLICY`; a test walks the tree and fails on a class without one.
@@ -80,6 +83,14 @@ class StoreUnavailable(StoreError):
     """The store cannot be reached or is loading; the same call may work later."""
 
 
+class LogAppendError(StoreError):
+    """Records handed to the log were not all acknowledged; some may have been appended (`outcome`)."""
+
+
+class ProducerFatalError(LogAppendError):
+    """The log producer cannot go on. The process exits; a new producer starts with a new one."""
+
+
 class FencedError(QimError):
     """A newer epoch owns the resource. Nothing was written."""
 
@@ -90,6 +101,10 @@ class FencedError(QimError):
 
 class RecordError(QimError):
     """Bytes of a record cannot be decoded or contradict the contract: a poison record."""
+
+
+class RecordTooLargeError(RecordError):
+    """A record to append is over the size limit. Nothing of the call was appended."""
 
 
 class InvariantViolation(QimError):
@@ -104,8 +119,11 @@ POLICY: dict[type[QimError], Policy] = {
     SyncVerdict: Policy.DEAD_LETTER,
     StoreError: Policy.CRASH,
     StoreUnavailable: Policy.RETRY,
+    LogAppendError: Policy.CRASH,
+    ProducerFatalError: Policy.CRASH,
     FencedError: Policy.FENCE,
     RecordError: Policy.DEAD_LETTER,
+    RecordTooLargeError: Policy.DEAD_LETTER,
     InvariantViolation: Policy.CRASH,
 }
 
