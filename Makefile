@@ -1,0 +1,62 @@
+# Everything a newcomer needs: `make demo`, `make test`. `make help` lists the rest.
+SHELL := /bin/bash
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+STATE ?= .qim
+PYTEST := $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help env demo up down test test-fast test-long chaos lint format types bench docs clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-11s %s\n", $$1, $$2}'
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is missing: apt-get install python3 python3-venv"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' \
+	  || { echo "$(PYTHON) is not Python 3.11 to 3.13: make PYTHON=/path/to/python3.11 ..."; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+	  || { echo "Python's venv module is missing: apt-get install python3-venv"; exit 1; }
+	@echo "setting up $(VENV) (first time: about a minute) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[embedded,cassandra,dev]'
+	@touch $@
+
+env: $(VENV)/.ready ## make the Python environment
+
+demo: $(VENV)/.ready ## start everything, play real conversations through every level, check, stop
+	@$(BIN)/qim demo --state-dir $(STATE)/demo
+
+up: $(VENV)/.ready ## start everything and stay up (Ctrl-C stops)
+	@$(BIN)/qim up --state-dir $(STATE)/up
+
+down: $(VENV)/.ready ## stop what `make up` started
+	@$(BIN)/qim down --state-dir $(STATE)/up
+
+test: $(VENV)/.ready ## unit, model, contract, then integration and short chaos on real servers
+	@$(PYTEST) tests/unit tests/model tests/contract tests/regressions tests/integration tests/chaos -m "not slow" $(ARGS)
+
+test-fast: $(VENV)/.ready ## only what needs no server
+	@$(PYTEST) tests/unit tests/model tests/regressions -m "not slow and not integration" $(ARGS)
+
+test-long: $(VENV)/.ready ## the long forms of the suites
+	@$(PYTEST) tests -m slow $(ARGS)
+
+chaos: $(VENV)/.ready ## the kill tests only
+	@$(PYTEST) tests/chaos $(ARGS)
+
+lint: $(VENV)/.ready ## ruff, formatting, types, layers
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+
+format: $(VENV)/.ready ## format the code
+	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+bench: $(VENV)/.ready ## microbenchmarks of the hot functions and a short run of the whole path
+	@$(BIN)/python -m tests.perf.run
+
+docs: $(VENV)/.ready ## write the generated pages
+	@$(BIN)/python -m qim_streams.wire.document > docs/protocol.md
+
+clean: ## remove the environment and all state
+	@rm -rf $(VENV) $(STATE)
