@@ -177,15 +177,19 @@ class LogProducer:
             await self._wait_for_room(len(records), nbytes)
         return await self._submit(records, nbytes)
 
-    def append_nowait(self, records: Sequence[OutgoingRecord]) -> "asyncio.Future[list[int]]":
-        """As `append`, but refuses with LogAppendError (NOT_APPLIED) when the producer is full."""
+    def check(self, records: Sequence[OutgoingRecord]) -> None:
+        """Raise what `append_nowait` of the same records would raise now; appends nothing."""
         nbytes = self._measure(records)
         if self._waiting or not self._has_room(len(records), nbytes):
             metrics.APPENDS.labels(self.spec.client_id, "full").inc()
             raise LogAppendError(
                 f"the producer holds {self._records} records, {self._bytes} bytes: full", Outcome.NOT_APPLIED
             )
-        return self._submit(records, nbytes)
+
+    def append_nowait(self, records: Sequence[OutgoingRecord]) -> "asyncio.Future[list[int]]":
+        """As `append`, but refuses with LogAppendError (NOT_APPLIED) when the producer is full."""
+        self.check(records)
+        return self._submit(records, self._measure(records))
 
     def _measure(self, records: Sequence[OutgoingRecord]) -> int:
         if self._fatal is not None:

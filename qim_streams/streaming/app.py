@@ -1,0 +1,246 @@
+"""The one way to make a Faust application here: every setting that matters written out.
+
+`build_app(spec)` gives an application that locks its data directory, checks the topics, starts a
+`LogProducer`, consumes chunks (`consumer`) and drains before it stops. A role then declares its tables
+(`acked_table`) and, per source, its lanes and agent::
+
+    app = build_app(spec)
+    lanes = app.add_source("qim.outbox.v1", SourceRole(start_position=…, handle=…))
+
+    @app.agent(lanes_topic(app, "qim.outbox.v1"), concurrency=1)
+    async def coordinator(stream):
+        await lanes.drain(stream)
+
+Never used here, because each loses records or time (see the decision record): take, group_by, through,
+sinks, exactly_once, producer_threaded, concurrency above 1, standby replicas, the leader topic.
+
+Spec: §11, §14.1.
+"""
+
+import asyncio
+import logging
+from typing import Any, Final
+
+import faust
+from faust import streams as faust_streams
+from faust.app.base import BootStrategy
+from faust.sensors.monitor import Monitor
+from faust.tables.manager import TableManager
+from faust.transport.drivers import aiokafka as driver
+from mode.supervisors import CrashingSupervisor
+
+from qim_streams.errors import ConfigError, LogAppendError
+from qim_streams.streaming.consumer import StreamConsumer
+from qim_streams.streaming.datadir import DataDirLock
+from qim_streams.streaming.doubt import EXIT_CONFIG, die
+from qim_streams.streaming.lanes import PartitionLanes, SourceRole
+from qim_streams.streaming.producer import LogProducer, ProducerSpec
+from qim_streams.streaming.spec import AppSpec
+from qim_streams.streaming.table import AckedTable
+from qim_streams.streaming.topics import ensure_topics_or_exit
+from qim_streams.streaming.watchdog import LoopWatch
+
+log = logging.getLogger(__name__)
+
+_STREAM_BUFFER_CHUNKS: Final = 16_384
+_FAUST_PRODUCER_BATCH_BYTES: Final = 512 * 1024
+_FAUST_PRODUCER_TIMEOUT_S: Final = 60.0
+_LOOP_BEAT_S: Final = 1.0
+
+
+class StreamTransport(driver.Transport):
+    """Faust's Kafka transport with our consumer."""
+
+    Consumer = StreamConsumer
+
+
+class FailFastMonitor(Monitor):
+    """A record that Faust's own producer could not send is lost silently; here it ends the process."""
+
+    def on_send_error(self, producer: Any, exc: BaseException, state: Any) -> None:
+        """End the process."""
+        die("Faust's producer failed to send a record", exc)
+
+
+class PromptTableManager(TableManager):
+    """Faust's table manager without its first second of sleep: every table is declared at import."""
+
+    async def on_start(self) -> None:
+        """Register the tables and start recovery."""
+        if not self.should_stop:
+            await self._update_channels()
+            await self.recovery.start()
+
+
+class ExplicitBoot(BootStrategy):
+    """Web only where the spec says so: ``faust worker`` switches it on by default."""
+
+    def _should_enable_web(self) -> bool:
+        return bool(self.app.stream_spec.web_enabled)
+
+
+class StreamApp(faust.App):
+    """A Faust application built from an `AppSpec`. Use `build_app`."""
+
+    BootStrategy = ExplicitBoot
+
+    def __init__(self, spec: AppSpec) -> None:
+        self.stream_spec = spec
+        self.stream_sources = {source.topic: source for source in spec.sources}
+        self.stream_lanes: dict[str, PartitionLanes] = {}
+        self.log_producer = LogProducer(
+            ProducerSpec(
+                brokers=spec.brokers,
+                client_id=spec.group_id,
+                in_flight_records_max=spec.log_in_flight_records_max,
+                message_timeout_ms=spec.log_message_timeout_ms,
+            ),
+            on_fatal=lambda reason: die(f"the log producer failed for good: {reason}"),
+        )
+        self._datadir_lock = DataDirLock(spec.datadir, spec.role)
+        self._loop_watch = LoopWatch(spec.loop_stall_timeout_s)
+        super().__init__(spec.group_id, **_options(spec))
+
+    def _new_transport(self) -> StreamTransport:
+        return StreamTransport(self.conf.broker_consumer, self)
+
+    def add_source(self, topic: str, role: SourceRole) -> PartitionLanes:
+        """The lanes of a declared source; ConfigError for an unknown or repeated one."""
+        source = self.stream_sources.get(topic)
+        if source is None:
+            raise ConfigError(f"worker {self.stream_spec.role}: {topic} is not among its sources")
+        if topic in self.stream_lanes:
+            raise ConfigError(f"worker {self.stream_spec.role}: {topic} has lanes already")
+        lanes = self.stream_lanes[topic] = PartitionLanes(self.stream_spec, source, role)
+        return lanes
+
+    def source_topic(self, topic: str) -> Any:
+        """The Faust topic of a source: raw bytes, decoded by the role (a decode error would be acked)."""
+        return self.topic(topic, key_serializer="raw", value_serializer="raw", acks=True)
+
+    def acked_table(self, name: str, partitions: int, help_text: str = "") -> AckedTable:
+        """A changelog table with `partitions`, equal to those of the source it follows."""
+        table: AckedTable = self.Table(
+            name, partitions=partitions, key_type=bytes, value_type=bytes, help=help_text
+        )
+        return table
+
+    @property
+    def serving(self) -> bool:
+        """Ready: in the group, recovered, and every owned partition has started."""
+        return (
+            not self.should_stop
+            and self.tables.recovery.completed.is_set()
+            and not self.rebalancing
+            and not self.unassigned
+            and self.consumer.ready
+        )
+
+    # -- life cycle
+
+    async def on_first_start(self) -> None:
+        """Refuse to run with a foreign data directory or other topics than declared."""
+        spec = self.stream_spec
+        missing = [topic for topic in self.stream_sources if topic not in self.stream_lanes]
+        if missing:
+            die(f"no role was given for the sources {missing}", code=EXIT_CONFIG)
+        try:
+            self._datadir_lock.acquire()
+        except ConfigError as error:
+            die(str(error), code=EXIT_CONFIG)
+        if spec.topics:
+            await asyncio.to_thread(ensure_topics_or_exit, spec.brokers, spec.topics)
+        await super().on_first_start()
+
+    async def on_start(self) -> None:
+        """Connect the log producer before anything can write."""
+        await super().on_start()
+        try:
+            await self.log_producer.start()
+        except LogAppendError as error:
+            die(str(error), code=EXIT_CONFIG)
+        self._loop_watch.start()
+        self.add_future(self._beat())
+
+    async def _beat(self) -> None:
+        while not self.should_stop:
+            self._loop_watch.beat()
+            await asyncio.sleep(_LOOP_BEAT_S)
+
+    async def on_stop(self) -> None:
+        """Drain lanes and commit while tables and producer still run, then stop as Faust does."""
+        self._loop_watch.stop()
+        if self._consumer is not None:
+            await self._consumer.quiesce("stop")
+        await super().on_stop()
+
+    async def on_shutdown(self) -> None:
+        """Close the producer and give the data directory up, after everything else has stopped."""
+        await super().on_shutdown()
+        await self.log_producer.close()
+        self._datadir_lock.release()
+
+
+def build_app(spec: AppSpec) -> StreamApp:
+    """The application of `spec`. Create it at import, without a running event loop."""
+    if faust_streams._CStreamIterator is None:
+        # The pure Python iterator acknowledges messages of an older generation that it skips.
+        raise ConfigError(
+            "Faust runs without its compiled stream iterator; install the wheel of this platform"
+        )
+    return StreamApp(spec)
+
+
+def _options(spec: AppSpec) -> dict[str, Any]:
+    return {
+        "env_prefix": f"QIM_FAUST_{spec.role.upper().replace('-', '_')}_",
+        "broker": [f"kafka://{broker.strip()}" for broker in spec.brokers.split(",")],
+        "datadir": str(spec.datadir),
+        "store": "rocksdb://",
+        "Table": AckedTable,
+        "TableManager": PromptTableManager,
+        "Monitor": FailFastMonitor,
+        "agent_supervisor": CrashingSupervisor,
+        "autodiscover": False,
+        "cython_optimizations": True,
+        "key_serializer": "raw",
+        "value_serializer": "raw",
+        "processing_guarantee": "at_least_once",
+        # consumer
+        "consumer_auto_offset_reset": "earliest",
+        "consumer_group_instance_id": spec.instance_id,
+        "consumer_max_fetch_size": spec.partition_fetch_bytes_max,
+        "broker_max_poll_records": None,
+        "broker_max_poll_interval": spec.max_poll_interval_s,
+        "broker_session_timeout": spec.session_timeout_s,
+        "broker_heartbeat_interval": spec.heartbeat_interval_s,
+        "broker_rebalance_timeout": spec.rebalance_timeout_s,
+        "broker_request_timeout": spec.request_timeout_s,
+        "broker_commit_interval": spec.commit_interval_s,
+        "broker_commit_every": 1_000_000_000,  # chunks are committed by time only
+        # streams
+        "stream_buffer_maxsize": _STREAM_BUFFER_CHUNKS,
+        "stream_wait_empty": False,  # a dropped message would hang the rebalance; see consumer.quiesce
+        "stream_recovery_delay": 0.0,
+        # Faust's own producer sends nothing of ours; should it ever, the settings are safe ones
+        "producer_acks": -1,
+        "producer_threaded": False,
+        "producer_linger": 0.0,
+        "producer_max_batch_size": _FAUST_PRODUCER_BATCH_BYTES,
+        "producer_request_timeout": _FAUST_PRODUCER_TIMEOUT_S,
+        # tables and topics
+        "table_standby_replicas": 0,
+        "topic_allow_declare": False,
+        "topic_disable_leader": True,
+        "recovery_consistency_check": True,
+        # web
+        "web_enabled": spec.web_enabled,
+        "web_bind": spec.web_bind,
+        "web_host": spec.web_bind,
+        "web_port": spec.web_port,
+        "web_tables_enabled": False,
+        "web_router_enabled": False,
+        "web_stats_enabled": False,
+        "web_graph_enabled": False,
+        "web_metrics_enabled": False,
+    }

@@ -1,0 +1,380 @@
+"""The consumer that delivers chunks, from the stage's own position, without a gap.
+
+It takes from Faust's consumer what loses or repeats records around a rebalance, and keeps the rest
+(group, changelog recovery, agents). Six points, each found by a run that failed without it:
+
+1. *Chunks.* `getmany` yields one message per partition slice of at most `chunk_records_max` records;
+   changelog topics pass one by one, as Faust's recovery expects.
+2. *Own positions.* `positions[tp]` is the next offset to hand out. All are dropped first thing at a
+   revocation and set only by a start (below). Records of a partition without one are early: dropped.
+3. *Starts.* After recovery every source partition is started by a task of its own: the role names the
+   offset (it may wait for a lease), the partition is sought there and only then fetched. What the group
+   has committed decides nothing.
+4. *Checks before each chunk*: the assignment is the one that the fetch was made in, the flow is active,
+   and the records were drained after the last seek of their partition (`transport`). Source partitions
+   stay held until recovery ends its work with `resume_flow`.
+5. *Drain.* At a revocation and at stop: close the assignment, stop the lanes (one deadline for all),
+   commit, release, and only then let Faust forget its acknowledgements.
+6. *Holes.* When the broker answers with a later record than the one expected, the partition is sought
+   back once; the same answer again proves that the offsets do not exist, unless the log now starts
+   above them: then retention took records away, and `on_lost_range` decides.
+
+Acknowledgements come in order (lanes), so that the bookkeeping is one number per partition; Faust's gap
+arithmetic, which can commit past a record in flight, is not used.
+
+Spec: §11 rule 1, §14.2.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable, Mapping
+from itertools import count
+from typing import Any
+
+from aiokafka.errors import KafkaError
+from faust.transport.drivers import aiokafka as driver
+from faust.types import TP
+from mode import Service
+
+from qim_streams.streaming import metrics
+from qim_streams.streaming.doubt import die
+from qim_streams.streaming.lanes import Chunk, PartitionLanes
+from qim_streams.streaming.starts import LogRange, PartitionStarts
+from qim_streams.streaming.transport import Drained, StreamConsumerThread
+from qim_streams.streaming.watchdog import PartitionView, RebalanceWatch, StallWatch
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 0.25  # longest wait of one fetch; a change of the wanted partitions is seen after it
+_POLL_PRESSED_S = 0.02  # the same while some lanes are full
+_IDLE_S = 0.01  # pause when nothing may be fetched
+_COMMIT_TIMEOUT_S = 5.0
+_WATCH_INTERVAL_S = 1.0
+
+
+class StreamConsumer(driver.Consumer):
+    """Faust's consumer with the six points of the module text."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.spec = self.app.stream_spec
+        self.lanes: dict[str, PartitionLanes] = self.app.stream_lanes
+        self.epoch = 0  # number of the current assignment in this process
+        self.positions: dict[TP, int] = {}
+        self.deliveries: dict[TP, int] = {}
+        self._seek_counter = count(1)
+        self._seek_floor: dict[TP, int] = {}
+        self._proofs: dict[TP, int] = {}
+        self._held: frozenset[TP] = frozenset()
+        self._processed: dict[TP, int] = {}
+        self._committed: dict[TP, int] = {}
+        self._quiescing = asyncio.Lock()
+        self.starts = PartitionStarts(self)
+        self.watch = StallWatch(self.spec.stall_timeout_s, self.spec.uncommitted_timeout_s, _WATCH_INTERVAL_S)
+        self.rebalance_watch = RebalanceWatch(self.spec.recovery_stall_timeout_s, _WATCH_INTERVAL_S)
+        role = self.spec.role
+        self._branch = {name: metrics.CHUNKS.labels(role, name) for name in _BRANCHES}
+        self._commits = {
+            outcome: metrics.COMMITS.labels(role, outcome) for outcome in ("ok", "refused", "late")
+        }
+
+    def _new_consumer_thread(self) -> StreamConsumerThread:
+        return StreamConsumerThread(self, loop=self.loop, beacon=self.beacon)
+
+    def is_source(self, tp: TP) -> bool:
+        """Whether `tp` belongs to a topic that a role reads."""
+        return tp.topic in self.lanes
+
+    # -- point 4: source partitions are held until recovery's last step
+
+    def pause_partitions(self, tps: Iterable[TP]) -> None:
+        """As in Faust; whatever was held is held no longer."""
+        self._held = frozenset()
+        super().pause_partitions(tps)
+
+    def resume_partitions(self, tps: Iterable[TP]) -> None:
+        """Resume changelogs now, sources at `resume_flow`."""
+        tps = {TP(*tp) for tp in tps}
+        sources = {tp for tp in tps if self.is_source(tp)}
+        if sources:
+            self._held = frozenset(sources)
+        super().resume_partitions(tps - sources)
+
+    def resume_flow(self) -> None:
+        """As in Faust, then let the held sources go."""
+        held, self._held = self._held, frozenset()
+        super().resume_flow()
+        if held:
+            super().resume_partitions(held)
+
+    # -- points 1, 2, 4, 6: what is handed out
+
+    async def getmany(self, timeout: float) -> AsyncIterator[tuple[TP, Any]]:
+        """Yield (partition, message); the value of a source's message is a `Chunk`."""
+        drained = await self._next_drained()
+        epoch = self.epoch
+        for part in drained:
+            if self.should_stop or not self._current(epoch):
+                return
+            if part.seek_number < self._seek_floor.get(part.tp, 0):
+                self._branch["stale"].inc()
+                continue
+            if not self.is_source(part.tp):
+                for record in part.records:
+                    if not self._current(epoch):
+                        return
+                    yield part.tp, self._to_message(part.tp, record)
+                continue
+            for chunk in await self._chunks(part):
+                if not self._current(epoch):
+                    return
+                self.positions[part.tp] = chunk.records[-1].offset + 1
+                self.deliveries[part.tp] = self.deliveries.get(part.tp, 0) + 1
+                self._branch["delivered"].inc()
+                message = self._to_message(part.tp, chunk.records[-1])
+                message.key, message.value = None, chunk
+                yield part.tp, message
+
+    def _current(self, epoch: int) -> bool:
+        return bool(self.flow_active) and self.epoch == epoch
+
+    async def _next_drained(self) -> list[Drained]:
+        if not self.flow_active:
+            await self.wait(self.can_resume_flow)
+        active = frozenset(self._get_active_partitions())
+        ready = frozenset(tp for tp in active if not self._is_full(tp))
+        if not ready:
+            await asyncio.sleep(_IDLE_S)
+            return []
+        wait_s = _POLL_S if len(ready) == len(active) else _POLL_PRESSED_S
+        drained: list[Drained] = await self._thread.fetch(ready, wait_s)
+        return drained
+
+    def _is_full(self, tp: TP) -> bool:
+        lanes = self.lanes.get(tp.topic)
+        return lanes is not None and tp.partition in lanes.full
+
+    async def _chunks(self, part: Drained) -> list[Chunk]:
+        """The chunks to hand out, none when the records are early, behind, or a gap is to be proved."""
+        tp, records = part.tp, part.records
+        at = self.positions.get(tp)
+        if at is None:
+            self._branch["early"].inc()
+            return []
+        if records[0].offset < at:
+            self._branch["behind"].inc()
+            records = [record for record in records if record.offset >= at]
+            if not records:
+                return []
+        hole_proved = False
+        if records[0].offset > at and not self.lanes[tp.topic].source.compacted:
+            hole_proved = await self._prove_hole(tp, at)
+            if not hole_proved:
+                return []
+        size, epoch, generation = self.spec.chunk_records_max, self.epoch, self.app.consumer_generation_id
+        chunks = []
+        for begin in range(0, len(records), size):
+            piece = records[begin : begin + size]
+            chunks.append(Chunk(epoch, generation, at, hole_proved, piece))
+            at, hole_proved = piece[-1].offset + 1, False
+            # Offsets missing inside one answer are holes of the log: the broker left them out.
+            following = begin + size
+            if following < len(records) and records[following].offset != at:
+                hole_proved = True
+        return chunks
+
+    async def _prove_hole(self, tp: TP, at: int) -> bool:
+        """Seek back to `at` once; True when that was done already and the broker answered the same."""
+        if self._proofs.get(tp) != at:
+            self._proofs[tp] = at
+            self._branch["ahead"].inc()
+            await self.seek_source(tp, at)
+            return False
+        epoch = self.epoch
+        begin = (await self.earliest_offsets(tp))[tp]
+        if epoch != self.epoch:
+            return False
+        if begin > at:
+            self.starts.judge_lost_range(tp, at, begin)
+        self._branch["hole"].inc()
+        log.warning("%s[%d]: no record at offset %d: a hole of the log, proved", tp.topic, tp.partition, at)
+        return True
+
+    async def seek_source(self, tp: TP, offset: int) -> bool:
+        """Seek one source partition and fetch from there; False if it was revoked meanwhile."""
+        number = next(self._seek_counter)
+        self._seek_floor[tp] = number
+        return bool(await self._thread.seek_numbered(tp, offset, number))
+
+    def changelog_seek_number(self, tp: TP) -> int:
+        """Number a seek of recovery; called in the consumer thread, while the flow is stopped."""
+        number = self._seek_floor[tp] = next(self._seek_counter)
+        return number
+
+    # -- point 3: starts
+
+    async def seek_to_committed(self) -> Mapping[TP, int]:
+        """Recovery's last step but one: start the source partitions instead of seeking to commits.
+
+        Returns nothing to Faust: positions are kept here.
+        """
+        assigned = [TP(*tp) for tp in self.assignment()]
+        await self._thread.pause_fetching(tp for tp in assigned if not self.is_source(tp))
+        self.starts.begin(self.epoch, [tp for tp in assigned if self.is_source(tp)])
+        return {}
+
+    async def log_ranges(self, tps: Iterable[TP]) -> dict[TP, LogRange]:
+        """First offset kept and next offset to be written, per partition."""
+        tps = tuple(tps)
+        begins = await self.earliest_offsets(*tps)
+        ends = await self.highwaters(*tps)
+        return {tp: LogRange(begins[tp], ends[tp]) for tp in tps}
+
+    async def start_source(self, tp: TP, epoch: int, start: int, previous: int) -> bool:
+        """Open the lane of `tp` and fetch from `start`; False when the assignment is over."""
+        if epoch != self.epoch:
+            return False
+        self.positions[tp] = start
+        self._committed[tp] = start
+        self.lanes[tp.topic].open(tp.partition, epoch, start, previous)
+        return await self.seek_source(tp, start)
+
+    @property
+    def ready(self) -> bool:
+        """Whether every assigned source partition has started."""
+        assigned = [tp for tp in self.assignment() if self.is_source(TP(*tp))]
+        return bool(assigned) and all(tp in self.positions for tp in assigned)
+
+    # -- point 5: acknowledgements, commits, drain
+
+    def ack(self, message: Any) -> bool:
+        """Mark a chunk as done. Lanes call this in order, and never for an assignment that is over."""
+        if not self.is_source(message.tp):
+            return bool(super().ack(message))
+        if message.acked:
+            return False
+        message.acked = True
+        self._unacked_messages.discard(message)
+        self._processed[message.tp] = max(self._processed.get(message.tp, 0), message.offset + 1)
+        return True
+
+    async def force_commit(self, topics: Any = None, start_new_transaction: bool = True) -> bool:
+        """Commit what was acknowledged since the last commit. A failed commit is tried again later."""
+        offsets = {
+            tp: offset for tp, offset in self._processed.items() if offset > self._committed.get(tp, -1)
+        }
+        if not offsets:
+            return False
+        done = bool(await self._commit(offsets))
+        self._commits["ok" if done else "refused"].inc()
+        if done:
+            for tp, offset in offsets.items():
+                if tp in self._processed:  # else revoked meanwhile
+                    self._committed[tp] = offset
+        return done
+
+    async def _add_gap(self, tp: TP, offset_from: int, offset_to: int) -> None:
+        """Chunks advance by many offsets on purpose; nothing to record."""
+
+    async def quiesce(self, reason: str) -> None:
+        """End the current assignment: see point 5. Safe to call when none is left."""
+        self.epoch += 1  # before anything that waits: from here on no chunk of this assignment passes
+        partitions = set(self.positions) | self.starts.partitions
+        self.positions.clear()
+        self._proofs.clear()
+        async with self._quiescing:
+            await self._drain(reason, partitions)
+
+    async def _drain(self, reason: str, partitions: set[TP]) -> None:
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        deadline = started + self.spec.drain_timeout_s
+        await self.starts.stop(deadline)
+        await asyncio.gather(*(lanes.stop(deadline) for lanes in self.lanes.values()))
+        await self._last_commit(deadline)
+        await self._release(partitions, deadline)
+        self._processed.clear()
+        self._committed.clear()
+        self.deliveries.clear()
+        self.watch.reset()
+        metrics.DRAIN_SECONDS.labels(self.spec.role).observe(loop.time() - started)
+        log.info("assignment %d ended (%s) in %.3f s", self.epoch - 1, reason, loop.time() - started)
+
+    async def _last_commit(self, deadline: float) -> None:
+        left = min(_COMMIT_TIMEOUT_S, max(0.1, deadline - asyncio.get_running_loop().time()))
+        try:
+            await asyncio.wait_for(self.force_commit(), left)
+        except TimeoutError:
+            # Only a hint: the next owner starts at its own position.
+            self._commits["late"].inc()
+            log.warning("the commit at the end of an assignment took over %.1f s and was left", left)
+
+    async def _release(self, partitions: set[TP], deadline: float) -> None:
+        for topic, lanes in self.lanes.items():
+            mine = frozenset(tp.partition for tp in partitions if tp.topic == topic)
+            if not mine or lanes.role.on_released is None:
+                continue
+            left = max(0.1, deadline - asyncio.get_running_loop().time())
+            try:
+                await asyncio.wait_for(lanes.role.on_released(mine), left)
+            except Exception:
+                # A lease that could not be given up expires by itself; the rebalance must not wait.
+                log.exception("%s: release of %d partitions failed", topic, len(mine))
+
+    async def on_partitions_revoked(self, revoked: set[TP]) -> None:
+        """Drain before Faust forgets what was acknowledged."""
+        metrics.REBALANCES.labels(self.spec.role).inc()
+        await self.quiesce("revoked")
+        await super().on_partitions_revoked(revoked)
+
+    async def on_stop(self) -> None:
+        """Drain (normally done by the application already), then stop as Faust does."""
+        await self.quiesce("stop")
+        await super().on_stop()
+
+    # -- watchdog
+
+    async def verify_all_partitions_active(self) -> None:
+        """Faust's own check only logs, and counts single messages; `_watch_partitions` replaces it."""
+
+    @Service.task
+    async def _watch_partitions(self) -> None:
+        async for _ in self.itertimer(_WATCH_INTERVAL_S, name="stream-watch"):
+            busy = self.app.rebalancing or not self.flow_active
+            remaining = self.app.tables.recovery.active_remaining_total() if busy else 0
+            verdict = self.rebalance_watch.tick(busy, (self.epoch, remaining)) or self.watch.tick(
+                [] if busy else await self._views()
+            )
+            if verdict.reason is not None:
+                die(verdict.reason)
+            for tp in verdict.look_again:
+                if tp in self.positions:
+                    await self.seek_source(tp, self.positions[tp])
+
+    async def _views(self) -> list[PartitionView]:
+        epoch = self.epoch
+        tps = [tp for tp in self.assignment() if self.is_source(tp)]
+        if not tps:
+            return []
+        try:
+            ends = await asyncio.wait_for(self.highwaters(*tps), _COMMIT_TIMEOUT_S)
+        except (KafkaError, TimeoutError):
+            ends = {}  # the broker is away: nothing can be said about progress
+        if epoch != self.epoch:
+            return []
+        return [
+            PartitionView(
+                tp=tp,
+                position=self.positions.get(tp),
+                fetched=self._thread.fetch_position(tp),
+                end=ends.get(tp),
+                deliveries=self.deliveries.get(tp, 0),
+                queued=self.lanes[tp.topic].queued(tp.partition),
+                processed=self._processed.get(tp),
+                committed=self._committed.get(tp),
+            )
+            for tp in tps
+        ]
+
+
+_BRANCHES = ("delivered", "stale", "early", "behind", "ahead", "hole", "lost")

@@ -1,0 +1,176 @@
+"""The part of the transport that runs in Faust's consumer thread: fetches, seeks, pauses, commits.
+
+What differs from Faust's own thread:
+
+* the fetch wait and minimum size are set (Faust hard-codes 1.5 s, which stalls a hot partition behind
+  an idle long poll);
+* an empty set of partitions fetches nothing (aiokafka reads it as "all of them");
+* every seek of a partition carries a number, and what a fetch drained is tagged with the number of the
+  last seek that had been carried out in this thread, so that the other side knows for certain whether
+  records were taken before or after it;
+* partitions that must not deliver are paused inside aiokafka, so that neither an unread answer nor a
+  useless one holds up the fetches of the rest;
+* a failed commit is reported, not a crash: it is only a hint, and the next one covers it.
+
+Spec: §11 rule 1.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, cast
+
+import aiokafka
+from aiokafka.errors import CommitFailedError, ConsumerStoppedError, IllegalStateError, KafkaError
+from aiokafka.structs import OffsetAndMetadata, TopicPartition
+from faust.transport.drivers import aiokafka as driver
+from faust.types import TP
+
+log = logging.getLogger(__name__)
+
+_PREFETCH_BACKOFF_S = 0.01
+
+
+class Drained(NamedTuple):
+    """Records of one partition as they left aiokafka, and the last seek carried out before."""
+
+    tp: TP
+    seek_number: int
+    records: list[Any]
+
+
+class StreamConsumerThread(driver.AIOKafkaConsumerThread):
+    """Faust's consumer thread with numbered seeks. Methods named `do_…` run inside the thread."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._seek_numbers: dict[TP, int] = {}
+
+    def _create_worker_consumer(self, transport: Any) -> aiokafka.AIOKafkaConsumer:
+        consumer = super()._create_worker_consumer(transport)
+        spec = self.app.stream_spec
+        # Read by aiokafka when the consumer starts; Faust passes neither on.
+        consumer._fetch_max_wait_ms = spec.fetch_wait_ms
+        consumer._fetch_min_bytes = spec.fetch_min_bytes
+        return consumer
+
+    async def on_partitions_assigned(self, assigned: set[TP], generation_id: int = 0) -> None:
+        """Pause every source until its start position is known, then go on as Faust does."""
+        sources = [tp for tp in assigned if tp.topic in self.app.stream_sources]
+        self._pause(sources)
+        await super().on_partitions_assigned(assigned, generation_id)
+
+    # -- called from the main thread
+
+    async def fetch(self, partitions: frozenset[TP], timeout_s: float) -> list[Drained]:
+        """What is there for `partitions`, waiting up to `timeout_s` for the first record."""
+        return cast(list[Drained], await self.call_thread(self.do_fetch, partitions, timeout_s))
+
+    async def seek_numbered(self, tp: TP, offset: int, number: int) -> bool:
+        """Seek and resume one partition; False if it is not assigned any more."""
+        return cast(bool, await self.call_thread(self.do_seek, tp, offset, number))
+
+    async def pause_fetching(self, partitions: Iterable[TP]) -> None:
+        """Stop fetching `partitions` until they are resumed or assigned again."""
+        await self.call_thread(self.do_pause, tuple(partitions))
+
+    async def resume_fetching(self, partitions: Iterable[TP]) -> None:
+        """Fetch `partitions` again."""
+        await self.call_thread(self.do_resume, tuple(partitions))
+
+    def fetch_position(self, tp: TP) -> int | None:
+        """The next offset that aiokafka will ask for; None when unknown. Read from any thread."""
+        assignment = self._ensure_consumer()._subscription.subscription.assignment
+        state = assignment.state_value(TopicPartition(*tp)) if assignment is not None else None
+        return cast("int | None", state._position) if state is not None else None
+
+    # -- inside the thread
+
+    async def on_start(self) -> None:
+        """Start the consumer, then shorten aiokafka's wait for unread records (0.1 s by default).
+
+        While a partition's answer is unread, aiokafka holds back the fetches of all others on that
+        broker; a lane under pressure would slow its neighbours down.
+        """
+        await super().on_start()
+        self._ensure_consumer()._fetcher._prefetch_backoff = _PREFETCH_BACKOFF_S
+
+    async def do_fetch(self, partitions: frozenset[TP], timeout_s: float) -> list[Drained]:
+        """The body of `fetch`."""
+        if not partitions or not self.consumer.flow_active:
+            return []
+        consumer = self._ensure_consumer()
+        fetcher = consumer._fetcher
+        if consumer._closed or fetcher._closed:
+            raise ConsumerStoppedError
+        with fetcher._subscriptions.fetch_context():
+            drained = await fetcher.fetched_records(partitions, timeout=timeout_s, max_records=None)
+        numbers = self._seek_numbers
+        return [
+            Drained(TP(tp.topic, tp.partition), numbers.get(tp, 0), records)
+            for tp, records in drained.items()
+        ]
+
+    async def do_seek(self, tp: TP, offset: int, number: int) -> bool:
+        """The body of `seek_numbered`. No await between the seek and its number: see the module text."""
+        consumer = self._ensure_consumer()
+        try:
+            consumer.seek(TopicPartition(*tp), offset)
+        except IllegalStateError:
+            return False
+        self._seek_numbers[tp] = number
+        self._resume([tp])
+        return True
+
+    async def _seek_wait(self, consumer: aiokafka.AIOKafkaConsumer, partitions: Mapping[TP, int]) -> None:
+        # Recovery's seek of changelog partitions, numbered like the others.
+        read_offset = self.consumer._read_offset
+        for tp, offset in partitions.items():
+            consumer.seek(TopicPartition(*tp), offset)
+            self._seek_numbers[tp] = self.consumer.changelog_seek_number(tp)
+            if offset > 0:
+                read_offset[tp] = offset
+            else:
+                read_offset.pop(tp, None)
+        await asyncio.wait_for(
+            asyncio.gather(*(consumer.position(TopicPartition(*tp)) for tp in partitions)),
+            timeout=self.app.conf.broker_request_timeout,
+        )
+
+    async def do_pause(self, partitions: tuple[TP, ...]) -> None:
+        """The body of `pause_fetching`."""
+        self._pause(partitions)
+
+    async def do_resume(self, partitions: tuple[TP, ...]) -> None:
+        """The body of `resume_fetching`."""
+        self._resume(partitions)
+
+    def _pause(self, partitions: Iterable[TP]) -> None:
+        consumer = self._ensure_consumer()
+        assigned = consumer.assignment()
+        consumer.pause(*(TopicPartition(*tp) for tp in partitions if tp in assigned))
+
+    def _resume(self, partitions: Iterable[TP]) -> None:
+        consumer = self._ensure_consumer()
+        paused = consumer.paused()
+        consumer.resume(*(TopicPartition(*tp) for tp in partitions if tp in paused))
+
+    async def _commit(self, offsets: Mapping[TP, int]) -> bool:
+        consumer = self._ensure_consumer()
+        assigned = consumer.assignment()
+        wanted = {
+            TopicPartition(*tp): OffsetAndMetadata(offset, "")
+            for tp, offset in offsets.items()
+            if tp in assigned
+        }
+        if not wanted:
+            return False
+        try:
+            await consumer.commit(wanted)
+        except (CommitFailedError, IllegalStateError) as error:
+            log.info("commit refused, the group is rebalancing: %s", error)
+            return False
+        except KafkaError as error:
+            log.warning("commit failed, the next one covers it: %s", error)
+            return False
+        return True
