@@ -5,11 +5,10 @@ Spec: §5, §7.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
-@dataclass(frozen=True, slots=True)
-class EntryGroup:
+class EntryGroup(NamedTuple):
     """One stored value for many mailboxes. `ordinals` are the users that get it, ascending."""
 
     tenant_id: str
@@ -21,10 +20,16 @@ class EntryGroup:
 
 @dataclass(frozen=True, slots=True)
 class WatermarkState:
-    """A shard as the store holds it: 64 watermarks (-1 = nothing) and the last writer's epoch."""
+    """A shard as the store holds it: 64 watermarks (-1 = nothing) and the last writer's epoch.
+
+    `open_record` names a record that is being written in several steps ("" = none); its first
+    `open_steps` steps are in the store.
+    """
 
     epoch: int
     lanes: tuple[int, ...]
+    open_record: str = ""
+    open_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,29 +44,62 @@ class StoredEntry:
 class MailboxStore(Protocol):
     """Mailboxes and watermarks of shards. Writes are fenced by `epoch` (FencedError, nothing written).
 
-    Writing an entry twice is harmless: the second write of a (mailbox_seq, event_ordinal) changes nothing.
-    StoreError UNKNOWN is resolved by repeating the call or reading the watermark back.
+    Writing an entry twice is harmless: the second write of a (mailbox_seq, event_ordinal) changes
+    nothing, provided that a mailbox's entries are written in order of (mailbox_seq, event_ordinal) and
+    that a repetition starts where the interrupted attempt started. A store that falls back to an
+    earlier state of itself loses entries and marks together, so `open_steps` and W stay true.
+
+    StoreError UNKNOWN is resolved by repeating the call or reading the watermark back. At most
+    `limits.WRITEBATCH_ENTRIES_MAX` mailboxes per call, ValueError beyond.
     """
 
-    async def write_entries(self, shard: int, epoch: int, groups: Sequence[EntryGroup]) -> None:
-        """Make the entries durable (at most 2,000 mailboxes in one call) without moving W."""
+    async def write_step(
+        self, shard: int, epoch: int, groups: Sequence[EntryGroup], record: str, step: int
+    ) -> int:
+        """Make the entries of step number `step` (from 0) of `record` durable, without moving W.
+
+        Returns how many steps of the record stand afterwards: `step` + 1 or more. A smaller number
+        means that earlier steps are missing, and nothing was written: go on from there. Step 0 opens
+        a record; another one that was open is forgotten.
+        """
 
     async def write_and_advance(
-        self, shard: int, epoch: int, groups: Sequence[EntryGroup], expected: int, observed: int
+        self,
+        shard: int,
+        epoch: int,
+        groups: Sequence[EntryGroup],
+        expected: int,
+        observed: int,
+        *,
+        record: str = "",
+        steps: int = 0,
     ) -> int:
         """Entries and then W, atomically: all lanes from `expected` to `observed` by compare-and-set.
 
-        Returns the coverage that stands afterwards: `observed`, or, when `expected` was not the
-        persisted coverage, that other value and nothing was written. `groups` may be empty. Spec: §5.
+        With `record`, all of its `steps` must stand, too. Returns the coverage that stands afterwards:
+        `observed`, or, when a condition did not hold, the persisted coverage as it was, and nothing was
+        written. Needs `observed` > `expected`; `groups` may be empty. Spec: §5.
         """
 
+    async def watermarks(self, shards: Sequence[int]) -> list[WatermarkState]:
+        """The persisted watermark of each shard, all lanes -1 for a new one. One round trip."""
+
     async def watermark(self, shard: int) -> WatermarkState:
-        """The persisted watermark of a shard, all lanes -1 for a new one."""
+        """The persisted watermark of one shard."""
 
     async def read(
         self, shard: int, tenant_id: str, ordinal: int, after_seq: int, up_to_seq: int, limit: int
     ) -> list[StoredEntry]:
-        """Entries with after_seq < mailbox_seq <= up_to_seq, ascending, at most `limit`."""
+        """Entries with after_seq < mailbox_seq <= up_to_seq, ascending, at most `limit`.
+
+        Says nothing about visibility: the caller bounds `up_to_seq` by W[lane].
+        """
+
+    async def trim(self, shard: int, epoch: int, tenant_id: str, ordinal: int, up_to_seq: int) -> int:
+        """Remove the entries at or below `up_to_seq` and raise effective_trim to it, atomically.
+
+        Returns the effective_trim that stands (it never goes down). Fenced.
+        """
 
     async def trim_watermark(self, shard: int, tenant_id: str, ordinal: int) -> int:
         """effective_trim(user): everything at or below may be gone; -1 when nothing was trimmed."""

@@ -1,0 +1,62 @@
+"""From a GroupDispatch to the stored values of its recipients.
+
+All recipients share one value; the sender, if a member, has another: it does not count as unread and
+carries client_message_id, so that the sender's other devices can tell their own message (Spec: §5).
+The same dispatch always gives the same bytes.
+"""
+
+from collections.abc import Sequence
+
+from qim_streams.ids import EVENT_MESSAGE
+from qim_streams.limits import WRITEBATCH_ENTRIES_MAX
+from qim_streams.mailbox.ports import EntryGroup
+from qim_streams.records import RECIPIENT_FLAGS, SENDER_FLAGS, GroupDispatch, UserMailboxEntry
+
+EVENT_ORDINAL_MESSAGE = EVENT_MESSAGE
+
+
+def recipient_entry(dispatch: GroupDispatch) -> UserMailboxEntry:
+    """What every member but the sender gets."""
+    return UserMailboxEntry(
+        kind=dispatch.kind,
+        message_id=dispatch.message_id,
+        conversation_id=dispatch.conversation_id,
+        conversation_seq=dispatch.conversation_seq,
+        sender_id=dispatch.sender_id,
+        flags=RECIPIENT_FLAGS,
+        created_at=dispatch.committed_at,
+        client_message_id=None,
+    )
+
+
+def sender_entry(dispatch: GroupDispatch) -> UserMailboxEntry:
+    """What the sender gets."""
+    return recipient_entry(dispatch)._replace(
+        flags=SENDER_FLAGS, client_message_id=dispatch.client_message_id
+    )
+
+
+def groups_of(
+    dispatch: GroupDispatch, mailbox_seq: int, ordinals: Sequence[int], sender_is_member: bool
+) -> list[EntryGroup]:
+    """The values of a dispatch for `ordinals` (ascending), the sender's own apart.
+
+    `sender_is_member` says whether `dispatch.sender_ordinal` is among them.
+    """
+    tenant, sender = dispatch.tenant_id, dispatch.sender_ordinal
+    groups = []
+    others = [ordinal for ordinal in ordinals if ordinal != sender] if sender_is_member else ordinals
+    if others:
+        value = recipient_entry(dispatch).encode()
+        groups.append(EntryGroup(tenant, mailbox_seq, EVENT_ORDINAL_MESSAGE, value, others))
+    if sender_is_member:
+        value = sender_entry(dispatch).encode()
+        groups.append(EntryGroup(tenant, mailbox_seq, EVENT_ORDINAL_MESSAGE, value, (sender,)))
+    return groups
+
+
+def check_size(groups: Sequence[EntryGroup]) -> None:
+    """ValueError when a call has more mailboxes than a store takes at once."""
+    size = sum(len(group.ordinals) for group in groups)
+    if size > WRITEBATCH_ENTRIES_MAX:
+        raise ValueError(f"{size} mailboxes in one call, at most {WRITEBATCH_ENTRIES_MAX}")

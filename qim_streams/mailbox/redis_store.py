@@ -1,0 +1,157 @@
+"""Mailboxes in Redis: one stream per user, one hash per shard for the watermark.
+
+Keys (all of a shard in one slot, hash tag ``{s:k}``)::
+
+    {s:k}:epoch                 epoch of the shard's owner, written by the lease store
+    {s:k}:w                     hash: w packed watermark, epoch of its last writer, open, steps
+    {s:k}:mb:<tenant>:<ordinal> stream: id <mailbox_seq + 1>-<event_ordinal + 1>, field e
+    {s:k}:trim:<tenant>         hash: ordinal -> effective trim
+
+The id is one higher than the address because Redis refuses 0-0. This module decides nothing: the rules
+are in ``mailbox.lua`` (and in ``watermark``). A mailbox over `mailbox_entries_max` is trimmed by the
+write that makes it so.
+
+Spec: §5, §14.6.
+"""
+
+import struct
+import sys
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import msgpack
+
+from qim_streams.errors import Outcome, StoreError
+from qim_streams.mailbox import watermark as rule
+from qim_streams.mailbox.entries import check_size
+from qim_streams.mailbox.ports import EntryGroup, StoredEntry, WatermarkState
+from qim_streams.redis_tier import RedisClient, Script, translated
+
+_ID_OFFSET = 1
+_FIELD = b"e"
+
+
+class RedisMailboxStore:
+    """`MailboxStore` on the hot tier. Holds no state of its own; safe to share in one event loop."""
+
+    def __init__(self, client: RedisClient, *, mailbox_entries_max: int = 0) -> None:
+        self._client = client
+        self._bound = mailbox_entries_max
+        self._write = Script.load("qim_streams.mailbox", "mailbox.lua")
+        self._trim = Script.load("qim_streams.mailbox", "trim.lua")
+
+    async def write_step(
+        self, shard: int, epoch: int, groups: Sequence[EntryGroup], record: str, step: int
+    ) -> int:
+        """See `MailboxStore.write_step`."""
+        if not record:
+            raise ValueError("a step belongs to a record")
+        _, steps = await self._call(shard, epoch, groups, b"", b"", record, step)
+        return steps
+
+    async def write_and_advance(
+        self,
+        shard: int,
+        epoch: int,
+        groups: Sequence[EntryGroup],
+        expected: int,
+        observed: int,
+        *,
+        record: str = "",
+        steps: int = 0,
+    ) -> int:
+        """See `MailboxStore.write_and_advance`."""
+        rule.check_advance(expected, observed)
+        before, after = rule.pack_uniform(expected), rule.pack_uniform(observed)
+        lanes, _ = await self._call(shard, epoch, groups, before, after, record, steps)
+        return observed if lanes == after else rule.coverage(rule.unpack(lanes))
+
+    async def _call(
+        self,
+        shard: int,
+        epoch: int,
+        groups: Sequence[EntryGroup],
+        before: bytes,
+        after: bytes,
+        record: str,
+        count: int,
+    ) -> tuple[bytes, int]:
+        check_size(groups)
+        # The Lua library of Redis reads the old raw type only, not bin.
+        packed = msgpack.packb([_packed(group) for group in groups], use_bin_type=False)
+        keys = (f"{{s:{shard}}}:epoch", f"{{s:{shard}}}:w")
+        args = (epoch, before, after, record, count, self._bound, packed)
+        async with translated(f"s:{shard}", epoch):
+            lanes, steps = await self._write.call(self._client, keys, args)
+        return bytes(lanes), int(steps)
+
+    async def watermarks(self, shards: Sequence[int]) -> list[WatermarkState]:
+        """See `MailboxStore.watermarks`."""
+        pipe = self._client.pipeline(transaction=False)
+        for shard in shards:
+            pipe.hmget(f"{{s:{shard}}}:w", "w", "epoch", "open", "steps")
+        async with translated("mailbox watermarks"):
+            rows = await pipe.execute()
+        return [_state(row) for row in rows]
+
+    async def watermark(self, shard: int) -> WatermarkState:
+        """See `MailboxStore.watermark`."""
+        return (await self.watermarks([shard]))[0]
+
+    async def read(
+        self, shard: int, tenant_id: str, ordinal: int, after_seq: int, up_to_seq: int, limit: int
+    ) -> list[StoredEntry]:
+        """See `MailboxStore.read`."""
+        if limit < 1 or up_to_seq <= after_seq:
+            return []
+        key = f"{{s:{shard}}}:mb:{tenant_id}:{ordinal}"
+        # An end without a second part means "with every event_ordinal".
+        first, last = f"{max(after_seq, -1) + 1 + _ID_OFFSET}-0", str(up_to_seq + _ID_OFFSET)
+        async with translated(f"s:{shard}"):
+            rows = await self._client.xrange(key, first, last, count=limit)
+        return [_entry(row_id, fields) for row_id, fields in rows]
+
+    async def trim(self, shard: int, epoch: int, tenant_id: str, ordinal: int, up_to_seq: int) -> int:
+        """See `MailboxStore.trim`."""
+        tag = f"{{s:{shard}}}"
+        keys = (f"{tag}:epoch", f"{tag}:trim:{tenant_id}", f"{tag}:mb:{tenant_id}:{ordinal}")
+        args = (epoch, ordinal, up_to_seq, f"{up_to_seq + 1 + _ID_OFFSET}-0")
+        async with translated(f"s:{shard}", epoch):
+            return int(await self._trim.call(self._client, keys, args))
+
+    async def trim_watermark(self, shard: int, tenant_id: str, ordinal: int) -> int:
+        """See `MailboxStore.trim_watermark`."""
+        async with translated(f"s:{shard}"):
+            value = await self._client.hget(f"{{s:{shard}}}:trim:{tenant_id}", str(ordinal))
+        return rule.NOTHING if value is None else int(value)
+
+
+def _packed(group: EntryGroup) -> tuple[str, str, bytes, bytes]:
+    ordinals = group.ordinals
+    if isinstance(ordinals, array) and ordinals.typecode == "I" and sys.byteorder == "little":
+        members = ordinals.tobytes()
+    else:
+        members = struct.pack(f"<{len(ordinals)}I", *ordinals)
+    stream_id = f"{group.mailbox_seq + _ID_OFFSET}-{group.event_ordinal + _ID_OFFSET}"
+    return group.tenant_id, stream_id, group.value, members
+
+
+def _state(row: list[bytes | None]) -> WatermarkState:
+    packed, epoch, record, steps = row
+    return WatermarkState(
+        epoch=int(epoch or 0),
+        lanes=rule.unpack(packed or rule.NOTHING_PACKED),
+        open_record=(record or b"").decode(),
+        open_steps=int(steps or 0),
+    )
+
+
+def _entry(row_id: bytes, fields: Any) -> StoredEntry:
+    seq, ordinal = row_id.split(b"-")
+    value = fields.get(_FIELD)
+    if value is None:
+        raise StoreError(f"mailbox entry {row_id.decode()} has no value", Outcome.NOT_APPLIED)
+    return StoredEntry(int(seq) - _ID_OFFSET, int(ordinal) - _ID_OFFSET, bytes(value))
+
+
