@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+RANGE_LIMIT_MAX = 1_000  # messages in one answer of `range`
+
 
 @dataclass(frozen=True, slots=True)
 class ArchivedMessage:
@@ -18,26 +20,49 @@ class ArchivedMessage:
     record: bytes
 
 
-class Archive(Protocol):
-    """Messages by (tenant, conversation, seq), and a watermark per Outbox partition.
+class ArchiveReader(Protocol):
+    """Reading the archive. Reads never write anything, however often they are repeated.
 
-    `store` is idempotent. The watermark is the last Outbox offset below which everything is archived
-    (inclusive), -1 for none; it only grows.
+    A reader in another process than the writer may be a moment behind; it is never ahead of what is
+    durable, and its watermark is never ahead of the messages that it shows.
     """
 
-    async def store(self, partition: int, messages: Sequence[ArchivedMessage], watermark: int) -> None:
-        """Make the messages durable, then the watermark, in this order or in one atomic batch."""
-
     async def watermark(self, partition: int) -> int:
-        """The archive watermark of an Outbox partition."""
+        """The last Outbox offset up to which everything is archived (inclusive), -1 for none.
+
+        May be behind what was published last (after a power loss: by the batches of the last moment);
+        never above what is durable.
+        """
+
+    async def records(self, wanted: Sequence[tuple[str, str, int]]) -> list[bytes | None]:
+        """MessageRecord bytes by (tenant, conversation, seq), None where the archive has none."""
 
     async def range(
         self, tenant_id: str, conversation_id: str, after_seq: int, up_to_seq: int, limit: int
     ) -> list[ArchivedMessage]:
-        """after_seq < seq <= up_to_seq, ascending, at most `limit`."""
+        """after_seq < seq <= up_to_seq, ascending, at most `limit` (1 to RANGE_LIMIT_MAX)."""
 
     async def latest(self, tenant_id: str, conversation_id: str) -> int:
         """The largest archived seq of a conversation, 0 for none."""
 
     async def close(self) -> None:
-        """Release the store; calls after this raise StoreError."""
+        """Release the store; calls after this raise StoreError. Closing twice is harmless."""
+
+
+class Archive(ArchiveReader, Protocol):
+    """Messages by (tenant, conversation, seq), and a watermark per Outbox partition."""
+
+    async def store(self, partition: int, messages: Sequence[ArchivedMessage], watermark: int) -> None:
+        """Make the messages durable, and only then move the partition's watermark to `watermark`.
+
+        Idempotent: storing the same messages again changes nothing. The watermark only grows: a
+        smaller one is ignored. `messages` may be empty. StoreUnavailable: some of the messages may be
+        there, the watermark does not cover them (outcome UNKNOWN); repeat the call.
+        """
+
+
+def require_limit(limit: int) -> int:
+    """`limit` if it is legal for `range`; ValueError names the bound."""
+    if not 1 <= limit <= RANGE_LIMIT_MAX:
+        raise ValueError(f"limit: {limit} is not between 1 and {RANGE_LIMIT_MAX}")
+    return limit

@@ -1,0 +1,77 @@
+"""An archive in memory: the verified fake of the port. One conformance suite runs on it and on RocksDB.
+
+Spec: §14.8.
+"""
+
+from collections.abc import Sequence
+
+from qim_streams.archive.ports import ArchivedMessage, require_limit
+from qim_streams.errors import Outcome, StoreError, StoreUnavailable
+
+Address = tuple[str, str, int]
+
+
+class MemoryArchive:
+    """Holds everything in one dictionary. `unavailable` makes every call fail as a lost store would.
+
+    `writes` counts the messages written, repeats included: what the tests of "reading writes nothing"
+    look at.
+    """
+
+    def __init__(self) -> None:
+        self.messages: dict[Address, bytes] = {}
+        self.watermarks: dict[int, int] = {}
+        self.unavailable = False
+        self.writes = 0
+        self._closed = False
+
+    def _check(self) -> None:
+        if self._closed:
+            raise StoreError("the archive is closed", Outcome.NOT_APPLIED)
+        if self.unavailable:
+            raise StoreUnavailable("the archive is unavailable", Outcome.NOT_APPLIED)
+
+    async def store(self, partition: int, messages: Sequence[ArchivedMessage], watermark: int) -> None:
+        """As the port says; nothing is written when the call raises."""
+        self._check()
+        for message in messages:
+            address = (message.tenant_id, message.conversation_id, message.conversation_seq)
+            self.messages[address] = message.record
+            self.writes += 1
+        self.watermarks[partition] = max(watermark, self.watermarks.get(partition, -1))
+
+    async def watermark(self, partition: int) -> int:
+        """The archive watermark of an Outbox partition, -1 for none."""
+        self._check()
+        return self.watermarks.get(partition, -1)
+
+    async def records(self, wanted: Sequence[Address]) -> list[bytes | None]:
+        """MessageRecord bytes by address, None where there is none."""
+        self._check()
+        return [self.messages.get(address) for address in wanted]
+
+    async def range(
+        self, tenant_id: str, conversation_id: str, after_seq: int, up_to_seq: int, limit: int
+    ) -> list[ArchivedMessage]:
+        """after_seq < seq <= up_to_seq, ascending, at most `limit`."""
+        self._check()
+        require_limit(limit)
+        found = sorted(
+            seq
+            for tenant, conversation, seq in self.messages
+            if (tenant, conversation) == (tenant_id, conversation_id) and after_seq < seq <= up_to_seq
+        )
+        return [
+            ArchivedMessage(tenant_id, conversation_id, seq, self.messages[tenant_id, conversation_id, seq])
+            for seq in found[:limit]
+        ]
+
+    async def latest(self, tenant_id: str, conversation_id: str) -> int:
+        """The largest archived seq of a conversation, 0 for none."""
+        self._check()
+        wanted = (tenant_id, conversation_id)
+        return max((seq for *conversation, seq in self.messages if tuple(conversation) == wanted), default=0)
+
+    async def close(self) -> None:
+        """Calls after this raise StoreError."""
+        self._closed = True

@@ -1,0 +1,24 @@
+"""Metrics of the archiver, updated once per batch.
+
+Spec: §1 ARCHIVED.
+"""
+
+from prometheus_client import Counter, Histogram
+
+_MESSAGES = Counter("qim_archiver_messages_total", "Outbox records by what became of them", ("outcome",))
+_ARCHIVED = _MESSAGES.labels("archived")
+_REPEATED = _MESSAGES.labels("repeated")
+_POISON = _MESSAGES.labels("poison")
+
+AGE_SECONDS = Histogram(
+    "qim_archiver_age_seconds",
+    "From committed_at of a batch's first message to its being archived",
+    buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 3_600),
+)
+
+
+def count(archived: int, repeated: int, poison: int) -> None:
+    """Count the records of one batch."""
+    _ARCHIVED.inc(archived)
+    _REPEATED.inc(repeated)
+    _POISON.inc(poison)

@@ -1,0 +1,52 @@
+"""Keys of the RocksDB archive, ordered so that a conversation is one range of keys in seq order.
+
+::
+
+    v                                                -> layout version, one byte
+    w <outbox partition, u32 big-endian>             -> archive watermark + 1, u64 big-endian
+    m <tenant> NUL <conversation> NUL <seq, u64 big-endian>  -> MessageRecord bytes
+
+Ids contain no NUL (``ids.is_text_id``), so no two addresses share a key and no conversation's range
+reaches into another's. Pure: no store is touched here.
+
+Spec: §2, §14.8.
+"""
+
+import struct
+
+VERSION_KEY = b"v"
+VERSION = b"\x01"
+
+SEQ_MAX = 2**64 - 1
+_U32 = struct.Struct(">I")
+_U64 = struct.Struct(">Q")
+
+
+def watermark_key(partition: int) -> bytes:
+    """The key of a partition's watermark."""
+    return b"w" + _U32.pack(partition)
+
+
+def encode_watermark(watermark: int) -> bytes:
+    """The value of a watermark from -1 (nothing) on."""
+    return _U64.pack(watermark + 1)
+
+
+def decode_watermark(value: bytes | None) -> int:
+    """The watermark of a stored value; -1 for a missing one."""
+    return -1 if value is None else int(_U64.unpack(value)[0]) - 1
+
+
+def conversation_prefix(tenant_id: str, conversation_id: str) -> bytes:
+    """What every key of a conversation begins with, and no other key does."""
+    return b"m%b\0%b\0" % (tenant_id.encode(), conversation_id.encode())
+
+
+def message_key(tenant_id: str, conversation_id: str, seq: int) -> bytes:
+    """The key of a message; 0 <= seq < 2**64."""
+    return conversation_prefix(tenant_id, conversation_id) + _U64.pack(seq)
+
+
+def seq_of(key: bytes) -> int:
+    """The conversation_seq of a message key."""
+    return int(_U64.unpack(key[-_U64.size :])[0])

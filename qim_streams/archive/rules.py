@@ -1,0 +1,109 @@
+"""What the archiver keeps of a batch of Outbox records. Pure: no store, no clock.
+
+A record is kept when it decodes, its ids are legal, and its key names its conversation. What fails is
+poison: it goes to the dead letters and costs only itself. A message at an address that already holds
+other bytes is poison too: the first one stands, because it is the one that was acknowledged
+(Spec: §3.5). The partition is not judged: it follows from a setting, and a wrong setting must not turn
+good messages into dead letters.
+
+Spec: §1, §3, §11.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+from qim_streams.archive.ports import ArchivedMessage
+from qim_streams.errors import RecordError
+from qim_streams.ids import is_text_id
+from qim_streams.records import decode_message, decode_outbox, record_key
+
+Address = tuple[str, str, int]
+
+
+class LogRecord(Protocol):
+    """What is read of a record of the log."""
+
+    @property
+    def key(self) -> bytes | None: ...
+    @property
+    def value(self) -> bytes | None: ...
+    @property
+    def offset(self) -> int: ...
+
+
+R = TypeVar("R", bound=LogRecord)
+
+
+@dataclass(slots=True)
+class Reading(Generic[R]):
+    """A batch as read: one message per address in log order, how often an address was repeated with the
+    same bytes, and the poison with its reason. `committed_at` holds the first message's, 0 for none."""
+
+    messages: dict[Address, ArchivedMessage] = field(default_factory=dict)
+    sources: dict[Address, R] = field(default_factory=dict)
+    poison: list[tuple[R, RecordError]] = field(default_factory=list)
+    repeated: int = 0
+    committed_at: int = 0
+
+
+def read_message(record: LogRecord) -> tuple[ArchivedMessage, int]:
+    """The message of an Outbox record and its committed_at; RecordError says what is wrong with it."""
+    if record.value is None:
+        raise RecordError("OutboxRecord: a tombstone; the Outbox has none")
+    encoded = decode_outbox(record.value).message
+    message = decode_message(encoded)
+    if not (is_text_id(message.tenant_id) and is_text_id(message.conversation_id)):
+        raise RecordError("MessageRecord: tenant_id or conversation_id is not a legal id")
+    if message.conversation_seq < 1:
+        raise RecordError(f"MessageRecord: conversation_seq {message.conversation_seq}, the first is 1")
+    if record.key != record_key(message.tenant_id, message.conversation_id):
+        raise RecordError("OutboxRecord: its key names another conversation than the message")
+    archived = ArchivedMessage(
+        message.tenant_id, message.conversation_id, message.conversation_seq, bytes(encoded)
+    )
+    return archived, message.committed_at
+
+
+def read_batch(records: Iterable[R]) -> Reading[R]:
+    """The messages of a batch, at most one per address, and its poison."""
+    reading: Reading[R] = Reading()
+    for record in records:
+        try:
+            message, committed_at = read_message(record)
+        except RecordError as error:
+            reading.poison.append((record, error))
+            continue
+        address = (message.tenant_id, message.conversation_id, message.conversation_seq)
+        earlier = reading.messages.get(address)
+        if earlier is None:
+            reading.messages[address] = message
+            reading.sources[address] = record
+            reading.committed_at = reading.committed_at or committed_at
+        elif earlier.record == message.record:
+            reading.repeated += 1
+        else:
+            reading.poison.append((record, _contradiction(address)))
+    return reading
+
+
+def drop_known(reading: Reading[R], known: Sequence[bytes | None]) -> list[ArchivedMessage]:
+    """The messages that the archive does not hold yet.
+
+    `known` has the archive's bytes for each address of `reading`, in its order. Equal ones are counted
+    as repeated, other ones are moved to the poison.
+    """
+    fresh = []
+    for (address, message), stored in zip(reading.messages.items(), known, strict=True):
+        if stored is None:
+            fresh.append(message)
+        elif stored == message.record:
+            reading.repeated += 1
+        else:
+            reading.poison.append((reading.sources[address], _contradiction(address)))
+    return fresh
+
+
+def _contradiction(address: Address) -> RecordError:
+    tenant, conversation, seq = address
+    return RecordError(f"{tenant}/{conversation} seq {seq}: another message is archived at this seq")

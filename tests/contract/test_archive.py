@@ -1,0 +1,161 @@
+"""The archive port: one suite on the fake, on RocksDB, and on RocksDB read through a second process' reader.
+
+Spec: §1 ARCHIVED, §14.8. Promise P11, scenario C7.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from qim_streams.archive.memory_archive import MemoryArchive
+from qim_streams.archive.ports import RANGE_LIMIT_MAX, Archive, ArchivedMessage, ArchiveReader
+from qim_streams.archive.rocksdb_archive import RocksArchive
+from qim_streams.archive.rocksdb_reader import RocksArchiveReader
+from qim_streams.errors import StoreError
+
+TENANT, ROOM = "acme", "room"
+
+
+def message(seq: int, *, conversation: str = ROOM, tenant: str = TENANT, body: str = "") -> ArchivedMessage:
+    """A message whose bytes tell its address."""
+    return ArchivedMessage(tenant, conversation, seq, f"{tenant}/{conversation}/{seq}{body}".encode())
+
+
+@dataclass
+class Pair:
+    """An archive and who reads it."""
+
+    archive: Archive
+    reader: ArchiveReader
+
+
+@pytest.fixture(params=["memory", "rocksdb", "rocksdb-reader"])
+async def pair(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Pair]:
+    """Each implementation, fresh."""
+    if request.param == "memory":
+        archive: Archive = MemoryArchive()
+        yield Pair(archive, archive)
+    else:
+        archive = await RocksArchive.open(tmp_path / "archive")
+        reader: ArchiveReader = archive
+        if request.param == "rocksdb-reader":
+            reader = RocksArchiveReader(tmp_path / "archive", refresh_ms=0)
+        yield Pair(archive, reader)
+        await reader.close()
+    await archive.close()
+
+
+async def seqs(reader: ArchiveReader, after: int, up_to: int, limit: int = 100) -> list[int]:
+    """The seqs of a range of ROOM."""
+    found = await reader.range(TENANT, ROOM, after, up_to, limit)
+    assert all(one == message(one.conversation_seq) for one in found)
+    return [one.conversation_seq for one in found]
+
+
+async def test_a_new_archive_holds_nothing(pair: Pair) -> None:
+    assert await pair.reader.watermark(3) == -1
+    assert await pair.reader.latest(TENANT, ROOM) == 0
+    assert await pair.reader.range(TENANT, ROOM, 0, 10, 10) == []
+    assert await pair.reader.records([(TENANT, ROOM, 1)]) == [None]
+    assert await pair.reader.records([]) == []
+
+
+async def test_what_is_stored_can_be_read_at_once(pair: Pair) -> None:
+    await pair.archive.store(0, [message(1), message(2)], 7)
+    await pair.archive.store(0, [message(3)], 8)
+    assert await pair.reader.watermark(0) == 8
+    assert await seqs(pair.reader, 0, 10) == [1, 2, 3]
+    assert await pair.reader.latest(TENANT, ROOM) == 3
+    wanted = [(TENANT, ROOM, 3), (TENANT, "other", 1), (TENANT, ROOM, 1)]
+    assert await pair.reader.records(wanted) == [message(3).record, None, message(1).record]
+
+
+async def test_the_bounds_of_a_range(pair: Pair) -> None:
+    await pair.archive.store(0, [message(seq) for seq in range(1, 301)], 0)
+    assert await seqs(pair.reader, 254, 258) == [255, 256, 257, 258], "after is exclusive, up_to inclusive"
+    assert await seqs(pair.reader, 0, 300, limit=3) == [1, 2, 3]
+    assert await seqs(pair.reader, 300, 400) == []
+    assert await seqs(pair.reader, 10, 10) == []
+    assert await seqs(pair.reader, 10, 9) == []
+    assert await seqs(pair.reader, -1, 2**63) == list(range(1, 101)), "bounds beyond what exists"
+
+
+@pytest.mark.parametrize("limit", [0, -1, RANGE_LIMIT_MAX + 1])
+async def test_a_range_is_bounded(pair: Pair, limit: int) -> None:
+    with pytest.raises(ValueError, match="limit"):
+        await pair.reader.range(TENANT, ROOM, 0, 10, limit)
+
+
+async def test_paging_by_seq_gives_each_message_once(pair: Pair) -> None:
+    """C8: pages follow the seq, whatever times the messages have."""
+    await pair.archive.store(0, [message(seq) for seq in range(1, 501)], 0)
+    seen: list[int] = []
+    while page := await seqs(pair.reader, seen[-1] if seen else 0, 500, limit=20):
+        seen += page
+    assert seen == list(range(1, 501))
+
+
+async def test_storing_again_changes_nothing(pair: Pair) -> None:
+    """P11: a replay of the log archives each message once."""
+    batch = [message(seq) for seq in range(1, 51)]
+    for _ in range(3):
+        await pair.archive.store(0, batch, 99)
+    assert await seqs(pair.reader, 0, 1_000) == list(range(1, 51))
+    assert await pair.reader.watermark(0) == 99
+
+
+async def test_the_watermark_only_grows_and_each_partition_has_its_own(pair: Pair) -> None:
+    await pair.archive.store(0, [], 10)
+    await pair.archive.store(1, [], 3)
+    await pair.archive.store(0, [message(1)], 9)
+    assert await pair.reader.watermark(0) == 10
+    assert await pair.reader.watermark(1) == 3
+    assert await seqs(pair.reader, 0, 10) == [1]
+
+
+async def test_conversations_and_tenants_do_not_reach_into_each_other(pair: Pair) -> None:
+    """I16: neighbours in key order whose names extend each other."""
+    rooms = [(TENANT, name) for name in ("room", "room-2", "roo")]
+    rooms += [("acme2", "room"), ("acm", "room"), ("a", "b")]
+    for tenant, conversation in rooms:
+        await pair.archive.store(0, [message(1, tenant=tenant, conversation=conversation)], 0)
+    await pair.archive.store(0, [message(9, conversation="room")], 0)
+    for tenant, conversation in rooms:
+        found = await pair.reader.range(tenant, conversation, 0, 2**63, 10)
+        last = 9 if (tenant, conversation) == (TENANT, "room") else 1
+        assert {(one.tenant_id, one.conversation_id) for one in found} == {(tenant, conversation)}
+        assert found[-1].record == message(last, tenant=tenant, conversation=conversation).record
+        assert await pair.reader.latest(tenant, conversation) == last
+    assert await pair.reader.latest(TENANT, "zzz") == 0
+
+
+async def test_large_seqs_keep_their_order(pair: Pair) -> None:
+    numbers = [1, 255, 256, 2**32 - 1, 2**32, 2**53 + 1, 2**63]
+    await pair.archive.store(0, [message(seq) for seq in reversed(numbers)], 0)
+    assert await seqs(pair.reader, 0, 2**63) == numbers
+
+
+async def test_reading_a_thousand_messages_fifty_times_writes_nothing(pair: Pair) -> None:
+    """C7: pulling history never writes history."""
+    batch = [message(seq) for seq in range(1, 1_001)]
+    await pair.archive.store(0, batch, 999)
+    for _ in range(50):
+        assert len(await pair.reader.range(TENANT, ROOM, 0, 1_000, 1_000)) == 1_000
+    assert await seqs(pair.reader, 0, 5_000, limit=1_000) == list(range(1, 1_001))
+    assert await pair.reader.latest(TENANT, ROOM) == 1_000
+    assert await pair.reader.watermark(0) == 999
+
+
+async def test_after_close_every_call_raises(pair: Pair) -> None:
+    await pair.archive.store(0, [message(1)], 0)
+    await pair.reader.close()
+    await pair.reader.close()
+    with pytest.raises(StoreError):
+        await pair.reader.watermark(0)
+    with pytest.raises(StoreError):
+        await pair.reader.range(TENANT, ROOM, 0, 1, 1)
+    await pair.archive.close()
+    with pytest.raises(StoreError):
+        await pair.archive.store(0, [message(2)], 1)
