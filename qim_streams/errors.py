@@ -48,11 +48,14 @@ class ConfigError(QimError):
 
 
 class ProtocolError(QimError):
-    """A peer broke the protocol. `code` is a name of the table in ``wire.codes``."""
+    """A peer broke the protocol. `code` is a name of the table in ``wire.codes``.
 
-    def __init__(self, code: str, detail: str, *, field: str | None = None) -> None:
+    `rid` is the request's id when it could be read, so that the answer can name it.
+    """
+
+    def __init__(self, code: str, detail: str, *, field: str | None = None, rid: int | None = None) -> None:
         super().__init__(f"{code}: {detail}")
-        self.code, self.detail, self.field = code, detail, field
+        self.code, self.detail, self.field, self.rid = code, detail, field, rid
 
 
 class AdmissionRefused(QimError):

@@ -1,0 +1,118 @@
+"""How a frame is read from decoded msgpack or JSON: a schema made from an annotated class.
+
+Invariants: only `Malformed` leaves `take*`, and it names the field; a field with a default may be absent
+or null; unknown fields are ignored, so that a newer peer may add some.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+
+from qim_streams.wire.kinds import Kind, Malformed
+
+
+class Field(NamedTuple):
+    """A declared field. `required` is false where absence and null mean `default`."""
+
+    name: str
+    kind: Kind
+    required: bool
+    default: Any
+    meaning: str
+
+
+class Schema:
+    """The fields of a NamedTuple class whose annotations are ``Annotated[type, Kind, meaning]``."""
+
+    def __init__(self, cls: type[Any]) -> None:
+        self.cls = cls
+        self.fields = tuple(_field(cls, name, hint) for name, hint in _hints(cls))
+        self._make: Callable[[Sequence[Any]], Any] = cls._make
+        self._binary = tuple((f.name, f.kind.take, f.required, f.default) for f in self.fields)
+        self._text = tuple((f.name, f.kind.take_text, f.required, f.default) for f in self.fields)
+        self._give = tuple((f.name, f.kind.give_text) for f in self.fields)
+
+    def take(self, raw: dict[Any, Any]) -> Any:
+        """The value of a decoded msgpack map; Malformed names the field."""
+        return self._read(raw, self._binary)
+
+    def take_text(self, raw: dict[Any, Any]) -> Any:
+        """The value of a decoded JSON object; Malformed names the field."""
+        return self._read(raw, self._text)
+
+    def plain(self, value: Any) -> dict[str, Any]:
+        """The msgpack map of a value; None is left out, nested structures become maps."""
+        names = self.cls._fields
+        return {n: _plain(v) for n, v in zip(names, value, strict=True) if v is not None}
+
+    def plain_text(self, value: Any) -> dict[str, Any]:
+        """The JSON object of a value; None is left out."""
+        pairs = zip(self._give, value, strict=True)
+        return {name: give(v) for (name, give), v in pairs if v is not None}
+
+    def _read(
+        self, raw: dict[Any, Any], fields: Sequence[tuple[str, Callable[[Any], Any], bool, Any]]
+    ) -> Any:
+        values = []
+        name = ""
+        get = raw.get
+        try:
+            for name, take, required, default in fields:
+                value = get(name)
+                if value is not None:
+                    values.append(take(value))
+                elif required:
+                    raise Malformed("is missing")
+                else:
+                    values.append(default)
+        except Malformed as error:
+            raise error.inside(name) from None
+        return self._make(values)
+
+
+@dataclass(frozen=True, slots=True)
+class Struct:
+    """A nested structure."""
+
+    schema: Schema
+
+    def take(self, value: Any) -> Any:
+        """The structure of a decoded msgpack map."""
+        if not isinstance(value, dict):
+            raise Malformed("must be a map")
+        return self.schema.take(value)
+
+    def take_text(self, value: Any) -> Any:
+        """The structure of a decoded JSON object."""
+        if not isinstance(value, dict):
+            raise Malformed("must be a map")
+        return self.schema.take_text(value)
+
+    def give_text(self, value: Any) -> dict[str, Any]:
+        """The JSON object."""
+        return self.schema.plain_text(value)
+
+    def describe(self) -> str:
+        """See `Kind.describe`."""
+        return f"{self.schema.cls.__name__}"
+
+
+def _hints(cls: type[Any]) -> list[tuple[str, Any]]:
+    hints = get_type_hints(cls, include_extras=True)
+    return [(name, hints[name]) for name in cls._fields]
+
+
+def _field(cls: type[Any], name: str, hint: Any) -> Field:
+    if get_origin(hint) is not Annotated:
+        raise TypeError(f"{cls.__name__}.{name}: expected Annotated[type, Kind, meaning]")
+    _, kind, *rest = get_args(hint)
+    defaults: dict[str, Any] = cls._field_defaults
+    return Field(name, kind, name not in defaults, defaults.get(name), " ".join(rest))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return {n: _plain(v) for n, v in zip(value._fields, value, strict=True) if v is not None}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value
