@@ -58,7 +58,7 @@ _QUICK_OPTION = "-XX:TieredStopAtLevel=1"
 
 
 class EmbeddedKafka(LocalServer):
-    """A Kafka broker of this machine. Blocking API: `start`, `stop`, `kill`, `restart`, `pause`, `resume`."""
+    """A Kafka broker of this machine: `start`, `stop`, `kill`, `restart`, `pause`, `resume` (see `server`)."""
 
     name: ClassVar[str] = "kafka"
 
@@ -123,7 +123,7 @@ class EmbeddedKafka(LocalServer):
         if self._quick:
             options.append(_QUICK_OPTION)
         argv = (java.program, *options, "-cp", jars.classpath, "kafka.Kafka", str(config))
-        return ServerCommand(argv, child_env({}))
+        return ServerCommand(argv, child_env({}, settings=False))
 
     def _format_once(self, java: list[str], classpath: str, config: Path) -> None:
         marker = self.data_dir / "formatted.json"
@@ -140,7 +140,7 @@ class EmbeddedKafka(LocalServer):
                 # A format that was cut short is completed, not refused.
                 "--ignore-formatted", "--config", str(config),
             ],
-            env=child_env({}),
+            env=child_env({}, settings=False),
             log_path=log_path,
         )  # fmt: skip
         code = child.wait(FORMAT_TIMEOUT_S)

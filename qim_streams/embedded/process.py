@@ -34,7 +34,7 @@ POLL_S = 0.02
 KILL_WAIT_S = 10.0  # after SIGKILL only a process in uninterruptible I/O is still there
 _ORPHANED_EXIT = 75
 _INHERITED_NAMES = frozenset({"PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "TMPDIR", "XDG_CACHE_HOME"})
-_INHERITED_PREFIXES = ("LC_", "QIM_")
+_SETTINGS_PREFIX = "QIM_"
 
 
 class ChildProcess:
@@ -88,15 +88,41 @@ class ChildProcess:
 
     def kill(self) -> int:
         """SIGKILL to the whole process group. Returns the exit code; EmbeddedError if it stays."""
-        if self.poll() is None:
-            _kill_group(self.pid)
+        self.kill_nowait()
         code = self.wait(KILL_WAIT_S)
         if code is None:
-            raise EmbeddedError(
-                f"{self.name} (pid {self.pid}) does not end after SIGKILL: it hangs in the kernel, "
-                "check the disk under its data directory"
-            )
+            raise self._stuck()
         return code
+
+    async def stop_async(self, grace_s: float) -> int:
+        """`stop` without blocking the event loop."""
+        if self.send_signal(signal.SIGTERM):
+            self.send_signal(signal.SIGCONT)
+        try:
+            async with asyncio.timeout(grace_s):
+                return await self.wait_async()
+        except TimeoutError:
+            return await self.kill_async()
+
+    async def kill_async(self) -> int:
+        """`kill` without blocking the event loop."""
+        self.kill_nowait()
+        try:
+            async with asyncio.timeout(KILL_WAIT_S):
+                return await self.wait_async()
+        except TimeoutError:
+            raise self._stuck() from None
+
+    def kill_nowait(self) -> None:
+        """SIGKILL to the whole process group; somebody else waits for the end."""
+        if self.poll() is None:
+            _kill_group(self.pid)
+
+    def _stuck(self) -> EmbeddedError:
+        return EmbeddedError(
+            f"{self.name} (pid {self.pid}) does not end after SIGKILL: it hangs in the kernel, "
+            "check the disk under its data directory"
+        )
 
     def _reap(self) -> None:
         _kill_group(self.pid)
@@ -142,16 +168,21 @@ def start_child(
     return ChildProcess(name, popen, log_path)
 
 
-def child_env(extra: Mapping[str, str], inherited: Mapping[str, str] | None = None) -> dict[str, str]:
-    """`extra` on top of the few variables that a child gets from its parent (PATH, HOME, locale, QIM_*).
+def child_env(
+    extra: Mapping[str, str], *, settings: bool = True, inherited: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """`extra` on top of the few variables that a child gets from its parent.
 
-    Everything else of the parent's environment stays out: credentials of other programs among it.
+    These are PATH, HOME, locale and, with `settings`, QIM_*. Everything else of the parent's environment
+    stays out: credentials of other programs among it.
     """
     source = os.environ if inherited is None else inherited
     kept = {
         name: value
         for name, value in source.items()
-        if name in _INHERITED_NAMES or name.startswith(_INHERITED_PREFIXES)
+        if name in _INHERITED_NAMES
+        or name.startswith("LC_")
+        or (settings and name.startswith(_SETTINGS_PREFIX))
     }
     return kept | dict(extra)
 

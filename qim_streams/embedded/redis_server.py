@@ -46,7 +46,7 @@ PING_TIMEOUT_S = 0.5
 
 
 class EmbeddedRedis(LocalServer):
-    """A Redis server of this machine. Blocking API: `start`, `stop`, `kill`, `restart`, `pause`, `resume`."""
+    """A Redis of this machine: `start`, `stop`, `kill`, `restart`, `pause`, `resume` (see `server`)."""
 
     name: ClassVar[str] = "redis"
     start_deadline_s: ClassVar[float] = 60.0  # a large append-only file takes its time to load
@@ -97,7 +97,7 @@ class EmbeddedRedis(LocalServer):
         config = self.data_dir / "redis.conf"
         files.write_private(config, self._config().encode())
         files.write_private_json(self.data_dir / "written-by.json", {"redis_version": version})
-        return ServerCommand((program, str(config)), child_env({}))
+        return ServerCommand((program, str(config)), child_env({}, settings=False))
 
     def _config(self) -> str:
         return render_config(

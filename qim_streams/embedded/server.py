@@ -7,10 +7,12 @@ Invariants:
 * `start` returns only after a real request was answered; on error nothing runs and the lock is free.
 * Ports chosen for a server stay with the object: `restart` comes back at the same address.
 
-All methods block and belong to the main thread (see `process`); `is_ready` alone may run on any thread.
+All methods belong to the main thread (see `process`) and block, except those named `..._async`;
+`is_ready` alone may run on any thread.
 """
 
 import abc
+import asyncio
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -120,14 +122,11 @@ class LocalServer(abc.ABC):
 
     def start(self, deadline_s: float | None = None) -> Self:
         """Start and wait until it answers; ServerStartError with the end of its log otherwise."""
-        assert self.pid is None, f"{self.name} runs already"
-        limit_s = self.start_deadline_s if deadline_s is None else deadline_s
         for attempt in range(1, PORT_TRIES_MAX + 1):
             self.spawn()
             try:
-                self._wait_ready(limit_s)
-                if (fault := self._fault()) is not None:
-                    raise ServerStartError(f"{self.name} {fault}: another server may answer at its port")
+                self._wait_ready(self._limit_s(deadline_s))
+                break
             except ServerStartError:
                 self.kill()
                 if attempt == PORT_TRIES_MAX or not self._lost_a_chosen_port():
@@ -136,12 +135,29 @@ class LocalServer(abc.ABC):
             except BaseException:
                 self.kill()
                 raise
-            else:
-                break
+        return self
+
+    async def start_async(self, deadline_s: float | None = None) -> Self:
+        """`start` that lets the event loop run while the server comes up.
+
+        Only the waiting is asynchronous: a first start still blocks for its download and format.
+        """
+        self.spawn()
+        limit_s = self._limit_s(deadline_s)
+        deadline = time.monotonic() + limit_s
+        try:
+            while not await asyncio.to_thread(self.is_ready):
+                self._check_alive(limit_s, deadline)
+                await asyncio.sleep(READY_POLL_S)
+            self._check_fault(await asyncio.to_thread(self._fault))
+        except BaseException:
+            self.kill()
+            raise
         return self
 
     def spawn(self) -> ChildProcess:
         """Start without waiting."""
+        assert self.pid is None, f"{self.name} runs already"
         self.kill()  # an earlier process that ended by itself still has to be accounted for
         command = self.prepare()
         try:
@@ -162,6 +178,15 @@ class LocalServer(abc.ABC):
         """End it cleanly (SIGTERM, grace, SIGKILL); no effect when it does not run."""
         self._end(lambda child: child.stop(self.stop_grace_s if grace_s is None else grace_s))
 
+    async def stop_async(self, grace_s: float | None = None) -> None:
+        """`stop` without blocking the event loop."""
+        child, self._child = self._child, None
+        try:
+            if child is not None:
+                self.exited(await child.stop_async(self.stop_grace_s if grace_s is None else grace_s))
+        finally:
+            self.release()
+
     def kill(self) -> None:
         """End it at once (SIGKILL), as a crash would; data written before stays."""
         self._end(lambda child: child.kill())
@@ -173,6 +198,14 @@ class LocalServer(abc.ABC):
         else:
             self.stop()
         return self.start()
+
+    async def restart_async(self, *, kill: bool = False) -> Self:
+        """`restart` without blocking the event loop."""
+        if kill:
+            self.kill()  # milliseconds
+        else:
+            await self.stop_async()
+        return await self.start_async()
 
     def pause(self) -> None:
         """SIGSTOP: connections stay open and nothing answers."""
@@ -202,15 +235,26 @@ class LocalServer(abc.ABC):
         """True when a port that we had chosen was taken before the server could bind it."""
         return any(not is_free(port) for name, port in self._chosen.items() if not self._asked[name])
 
+    def _limit_s(self, asked_s: float | None) -> float:
+        return self.start_deadline_s if asked_s is None else asked_s
+
     def _wait_ready(self, limit_s: float) -> None:
-        assert self._child is not None
         deadline = time.monotonic() + limit_s
         while not self.is_ready():
-            if (code := self._child.poll()) is not None:
-                raise ServerStartError(f"{self.name} ended with code {code} at its start{self._said()}")
-            if time.monotonic() > deadline:
-                raise ServerStartError(f"{self.name} does not answer after {limit_s:.0f} s{self._said()}")
+            self._check_alive(limit_s, deadline)
             time.sleep(READY_POLL_S)
+        self._check_fault(self._fault())
+
+    def _check_alive(self, limit_s: float, deadline: float) -> None:
+        code = None if self._child is None else self._child.poll()
+        if self._child is None or code is not None:
+            raise ServerStartError(f"{self.name} ended with code {code} at its start{self._said()}")
+        if time.monotonic() > deadline:
+            raise ServerStartError(f"{self.name} does not answer after {limit_s:.0f} s{self._said()}")
+
+    def _check_fault(self, fault: str | None) -> None:
+        if fault is not None:
+            raise ServerStartError(f"{self.name} {fault}: another server may answer at its port")
 
     def _said(self) -> str:
         taken = [f"{name} {port}" for name, port in self._chosen.items() if not is_free(port)]
