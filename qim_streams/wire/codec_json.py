@@ -4,7 +4,8 @@
 subprotocol for browsers and debugging; the common body of an event is converted once and the result
 kept for the other recipients.
 
-Invariants: only `ProtocolError` leaves a decoder; nesting is limited before the parser sees the text.
+Invariants: only `ProtocolError` leaves a decoder; the nesting of what clients send is limited before the
+parser sees it (what servers send is limited by the parser's own recursion bound).
 """
 
 import json
@@ -25,7 +26,7 @@ BODIES_CACHED_MAX = 64
 
 _dump = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 # A string matches whether or not it ends: else every quote inside an unfinished one would be tried anew.
-_TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
+_TOKENS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]|[\]}]', re.DOTALL)
 _MESSAGE = Schema(Message)
 
 
@@ -37,11 +38,14 @@ class JsonCodec:
 
     def decode_client(self, data: bytes, size_max: int = limits.FRAME_BYTES_MAX) -> ClientFrame:
         """See `Codec.decode_client`."""
-        return client_frame(_parse(data, size_max), text=True)
+        check_size(data, size_max)
+        _check_depth(data)
+        return client_frame(_parse(data), text=True)
 
     def decode_server(self, data: bytes, size_max: int = limits.SERVER_FRAME_BYTES_MAX) -> ServerFrame:
         """See `Codec.decode_server`."""
-        return server_frame(_parse(data, size_max), text=True)
+        check_size(data, size_max)
+        return server_frame(_parse(data), text=True)
 
     def encode(self, frame: Frame) -> bytes:
         """See `Codec.encode`."""
@@ -95,9 +99,7 @@ def _body_text(common_body: bytes) -> bytes:
     return _dump(_MESSAGE.plain_text(_MESSAGE.take(raw))).encode()
 
 
-def _parse(data: bytes, size_max: int) -> Any:
-    check_size(data, size_max)
-    _check_depth(data)
+def _parse(data: bytes) -> Any:
     try:
         return json.loads(data.decode(), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
