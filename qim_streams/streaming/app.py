@@ -18,6 +18,7 @@ Spec: §11, §14.1.
 """
 
 import asyncio
+import os
 import logging
 from typing import Any, Final
 
@@ -163,9 +164,18 @@ class StreamApp(faust.App):
         self.add_future(self._beat())
 
     async def _beat(self) -> None:
+        told = self.stream_spec.ready_file is None
         while not self.should_stop:
             self._loop_watch.beat()
+            if not told and self.serving:
+                told = self._tell_ready()
             await asyncio.sleep(_LOOP_BEAT_S)
+
+    def _tell_ready(self) -> bool:
+        path = self.stream_spec.ready_file
+        assert path is not None
+        path.write_text(str(os.getpid()))
+        return True
 
     async def on_stop(self) -> None:
         """Drain lanes and commit while tables and producer still run, then stop as Faust does."""

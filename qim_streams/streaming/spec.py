@@ -73,6 +73,8 @@ class AppSpec:
     log_in_flight_records_max: int = 100_000
     log_message_timeout_ms: int = 120_000
 
+    # written (with the pid) once the worker serves: for a supervisor that waits for it
+    ready_file: Path | None = None
     web_enabled: bool = False
     web_bind: str = "127.0.0.1"
     web_port: int = 6066
@@ -132,6 +134,7 @@ class AppSpec:
             heartbeat_interval_s=settings.stream_session_timeout_ms / 5000,
             chunk_records_max=settings.stream_chunk_max,
             batch_records_max=settings.stream_batch_max,
+            ready_file=settings.state_dir.resolve() / "ready",
             web_enabled=settings.web_enabled,
             web_bind=settings.web_host,
             web_port=settings.web_port,

@@ -1,0 +1,122 @@
+"""``qim up``, ``qim down``, ``qim status``: a whole stack on this machine."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from qim_streams.embedded.roles import RestartPolicy
+from qim_streams.embedded.stack import wipe
+from qim_streams.embedded.status import read_status
+from qim_streams.errors import ConfigError
+from qim_streams.settings import load_settings
+from qim_streams.stack import plan
+
+DOWN_TIMEOUT_S = 60.0
+
+
+def parse_workers(values: tuple[str, ...]) -> dict[str, int]:
+    """``("mailbox=2",)`` as a mapping; ConfigError names what is wrong."""
+    counts = {}
+    for value in values:
+        role, _, count = value.partition("=")
+        if not count.isdigit():
+            raise ConfigError(f"--workers {value!r}: write ROLE=COUNT, as in mailbox=2")
+        counts[role] = int(count)
+    return counts
+
+
+@click.command()
+@click.option("--state-dir", type=click.Path(path_type=Path), default=Path(".qim/up"), show_default=True)
+@click.option("--broker", "brokers", help="bootstrap servers of an external Kafka or Redpanda")
+@click.option("--redis", "redis_url", help="URL of an external Redis; better given as QIM_REDIS_URL")
+@click.option(
+    "--embedded-broker", type=click.Choice(["auto", "kafka", "tansu"]), default="auto", show_default=True
+)
+@click.option("--archive", type=click.Choice(["rocksdb"]), default="rocksdb", show_default=True)
+@click.option(
+    "--fsync",
+    type=click.Choice(["everysec", "always"]),
+    default="everysec",
+    show_default=True,
+    help="when the embedded Redis syncs its log to disk",
+)
+@click.option(
+    "--workers", multiple=True, metavar="ROLE=COUNT", help="processes of fanout or mailbox; repeatable"
+)
+@click.option(
+    "--restarts",
+    type=click.IntRange(0, 10_000),
+    default=5,
+    show_default=True,
+    help="restarts a role may use within a minute before the stack gives up",
+)
+@click.option("--web", is_flag=True, help="open the workers' web views on loopback")
+def up(
+    state_dir: Path,
+    brokers: str | None,
+    redis_url: str | None,
+    embedded_broker: str,
+    archive: str,
+    fsync: str,
+    workers: tuple[str, ...],
+    restarts: int,
+    web: bool,
+) -> None:
+    """Start the servers and one process per role; a table shows them; Ctrl-C stops everything.
+
+    Without options everything is embedded. QIM_BROKERS and QIM_REDIS_URL name external servers, too.
+    """
+    from qim_streams.stack.run import RunOptions, ServerOptions, run_stack
+
+    settings = load_settings(archive=archive)
+    servers = ServerOptions(
+        brokers=brokers or os.environ.get("QIM_BROKERS"),
+        redis_url=redis_url or os.environ.get("QIM_REDIS_URL"),
+        broker=embedded_broker,  # type: ignore[arg-type] # click.Choice holds it to the literal
+        appendfsync=fsync,  # type: ignore[arg-type]
+    )
+    options = RunOptions(
+        plan.StackOptions(state_dir, settings.node_id, parse_workers(workers), web),
+        servers,
+        RestartPolicy(restarts_max=restarts),
+    )
+    sys.exit(run_stack(options))
+
+
+@click.command()
+@click.option("--state-dir", type=click.Path(path_type=Path), default=Path(".qim/up"), show_default=True)
+@click.option("--wipe", "wipe_state", is_flag=True, help="then delete the stack's state: every message")
+def down(state_dir: Path, wipe_state: bool) -> None:
+    """Stop the stack of a state directory, if one runs; exit 1 when it does not stop within a minute."""
+    status_now = read_status(state_dir)
+    if status_now is not None and status_now.alive:
+        os.kill(status_now.pid, signal.SIGTERM)
+        deadline = time.monotonic() + DOWN_TIMEOUT_S
+        while (seen := read_status(state_dir)) is not None and seen.alive:
+            if time.monotonic() > deadline:
+                raise ConfigError(f"pid {status_now.pid} still runs after {DOWN_TIMEOUT_S:.0f} s: kill it")
+            time.sleep(0.1)
+        click.echo("stopped")
+    else:
+        click.echo(f"no stack runs in {state_dir}")
+    if wipe_state:
+        wipe(state_dir)
+        click.echo(f"deleted {state_dir}")
+
+
+@click.command()
+@click.option("--state-dir", type=click.Path(path_type=Path), default=Path(".qim/up"), show_default=True)
+def status(state_dir: Path) -> None:
+    """Roles, pids, ports and restarts of a stack; exit 1 when none runs."""
+    seen = read_status(state_dir)
+    if seen is None or not seen.alive:
+        raise ConfigError(f"no stack runs in {state_dir}: start one with `qim up --state-dir {state_dir}`")
+    click.echo(f"{seen.state} (pid {seen.pid})" + (f": {seen.message}" if seen.message else ""))
+    for role in seen.roles:
+        ports = " ".join(f"{name}={port}" for name, port in role.ports.items())
+        state, pid = role.state.value, role.pid or "-"
+        click.echo(f"  {role.name:<12} {state:<9} pid {pid:<8} restarts {role.restarts}  {ports}")

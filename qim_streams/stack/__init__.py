@@ -1,0 +1,1 @@
+"""One machine, one command: the embedded servers and one supervised process per role."""

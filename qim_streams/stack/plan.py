@@ -1,0 +1,101 @@
+"""Which processes a local stack runs, with which command, environment and ports. Pure.
+
+Every role gets the whole configuration through ``QIM_*`` variables and a state directory of its own;
+variables of the caller's environment pass through, so any setting can be tried on a local stack.
+
+Spec: §1 (the roles).
+"""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from qim_streams.errors import ConfigError
+
+STREAM_ROLES = {
+    "fanout": "agents.fanout_coordinator",
+    "mailbox": "agents.mailbox_node",
+    "archiver": "agents.history_archiver",
+}
+SERVER_ROLES = ("writer", "gateway", "api")
+START_ORDER = ("writer", "fanout", "mailbox", "archiver", "gateway", "api")
+SCALABLE = frozenset({"fanout", "mailbox"})
+READY_FILE = "ready"
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where the servers of the stack are."""
+
+    brokers: str
+    redis_url: str
+
+
+@dataclass(frozen=True, slots=True)
+class RolePlan:
+    """One process. `port` is its listening port (0 = none), `state_dir` its own directory."""
+
+    name: str
+    role: str
+    argv: list[str]
+    env: dict[str, str]
+    port: int
+    state_dir: Path
+
+
+@dataclass(frozen=True, slots=True)
+class StackOptions:
+    """What a caller may choose. `workers` says how many processes a scalable role gets."""
+
+    state_dir: Path
+    node_id: str = "node-1"
+    workers: Mapping[str, int] = field(default_factory=dict)
+    web: bool = False
+
+
+def role_names(options: StackOptions) -> list[tuple[str, str, int]]:
+    """(process name, role, slot) of every process, in start order; ConfigError for a wrong count."""
+    for role, count in options.workers.items():
+        if role not in SCALABLE or not 1 <= count <= 64:
+            raise ConfigError(
+                f"--workers {role}={count}: only {', '.join(sorted(SCALABLE))} take 1 to 64 workers"
+            )
+    return [
+        (role if slot == 0 else f"{role}-{slot}", role, slot)
+        for role in START_ORDER
+        for slot in range(options.workers.get(role, 1))
+    ]
+
+
+def plan_roles(
+    options: StackOptions,
+    addresses: Addresses,
+    secrets: Mapping[str, str],
+    ports: Mapping[str, int],
+    environ: Mapping[str, str],
+) -> list[RolePlan]:
+    """The processes in start order. `ports` has one free port per process name (see `role_names`)."""
+    passed = {name: value for name, value in environ.items() if name.startswith("QIM_")}
+    shared = passed | {f"QIM_{name.upper()}": value for name, value in secrets.items()}
+    shared |= {
+        "QIM_BROKERS": addresses.brokers,
+        "QIM_REDIS_URL": addresses.redis_url,
+        "QIM_NODE_ID": options.node_id,
+        "QIM_ARCHIVE_ROCKSDB_DIR": environ.get("QIM_ARCHIVE_ROCKSDB_DIR", str(options.state_dir / "archive")),
+    }
+    plans = []
+    for name, role, slot in role_names(options):
+        state_dir = options.state_dir / "roles" / name
+        env = shared | {"QIM_STATE_DIR": str(state_dir), "QIM_WORKER_SLOT": str(slot)}
+        plans.append(_plan(name, role, env, ports.get(name, 0), state_dir, options.web))
+    return plans
+
+
+def _plan(name: str, role: str, env: dict[str, str], port: int, state_dir: Path, web: bool) -> RolePlan:
+    if role in STREAM_ROLES:
+        env |= {"QIM_WEB_ENABLED": str(web).lower(), "QIM_WEB_PORT": str(port)}
+        argv = [sys.executable, "-m", "faust", "-A", STREAM_ROLES[role], "worker", "--loglevel", "info"]
+        return RolePlan(name, role, argv, env, port if web else 0, state_dir)
+    env |= {f"QIM_{role.upper()}_PORT": str(port)}
+    return RolePlan(name, role, [sys.executable, "-m", "qim_streams.cli", role], env, port, state_dir)

@@ -1,0 +1,219 @@
+"""Runs a whole stack on one machine: embedded (or named) servers, topics, one process per role.
+
+Order: servers, topics, writer, stream workers, gateway, API. The description of the running stack for
+clients (`client.json`, mode 0600: it holds the secrets that mint tokens) exists while the stack runs.
+
+`run_stack` is the body of ``qim up``; with `then` it also is the body of ``qim demo``: what `then`
+returns becomes the exit code and ends the stack.
+"""
+
+import asyncio
+import os
+import secrets as random_secrets
+import urllib.request
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from qim_streams.embedded import files
+from qim_streams.embedded.ports import free_ports
+from qim_streams.embedded.redis_server import AppendFsync
+from qim_streams.embedded.roles import Ready, RestartPolicy, RoleSpec
+from qim_streams.embedded.stack import BrokerKind, EmbeddedStack
+from qim_streams.embedded.supervisor import Supervisor
+from qim_streams.settings import Settings, load_settings
+from qim_streams.stack import plan, secrets
+from qim_streams.streaming import topics
+
+CLIENT_FILE = "client.json"
+DEMO_TENANT = "demo"
+READY_DEADLINE_S = 90.0
+PROBE_TIMEOUT_S = 2.0
+BROKER_ROLES = frozenset({"kafka", "tansu"})
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What a running stack offers to code in the same process."""
+
+    gateway_url: str
+    api_url: str
+    secrets: Mapping[str, str] = field(repr=False)
+    settings: Settings
+    state_dir: Path
+
+
+Then = Callable[[Running], Awaitable[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """`brokers` and `redis_url` name external servers (None = embedded ones start)."""
+
+    brokers: str | None = None
+    redis_url: str | None = field(default=None, repr=False)
+    broker: BrokerKind = "auto"
+    appendfsync: AppendFsync = "everysec"
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """`plan` says which roles, `servers` which servers, `policy` how often a role may die."""
+
+    plan: plan.StackOptions
+    servers: ServerOptions = field(default_factory=ServerOptions)
+    policy: RestartPolicy = field(default_factory=RestartPolicy)
+
+
+def run_stack(options: RunOptions, then: Then | None = None) -> int:
+    """Run until a signal, a role's final failure, or the end of `then`; the exit code."""
+    state_dir = options.plan.state_dir.resolve()
+    options = replace(options, plan=replace(options.plan, state_dir=state_dir))
+    servers = options.servers
+    stack = EmbeddedStack(
+        state_dir,
+        brokers=servers.brokers,
+        redis_url=servers.redis_url,
+        broker=servers.broker,
+        appendfsync=servers.appendfsync,
+    )
+    stack.prepare()
+    try:
+        return asyncio.run(_run(stack, options, then))
+    finally:
+        (state_dir / CLIENT_FILE).unlink(missing_ok=True)
+        stack.close()
+
+
+async def _run(stack: EmbeddedStack, options: RunOptions, then: Then | None) -> int:
+    state_dir = options.plan.state_dir
+    drawn = secrets.load_or_make(state_dir, lambda: random_secrets.token_urlsafe(48), os.environ)
+    addresses = plan.Addresses(stack.brokers, stack.redis_url)
+    names = [name for name, _, _ in plan.role_names(options.plan)]
+    ports = _choose_ports(names)
+    roles = plan.plan_roles(options.plan, addresses, drawn, ports, os.environ)
+    settings = _stack_settings(addresses, drawn, state_dir)
+    running = Running(
+        gateway_url=f"ws://127.0.0.1:{ports['gateway']}/ws",
+        api_url=f"http://127.0.0.1:{ports['api']}",
+        secrets=drawn,
+        settings=settings,
+        state_dir=state_dir,
+    )
+    servers = [_with_topics(spec, settings) for spec in stack.server_roles()]
+    if not any(spec.name in BROKER_ROLES for spec in servers):
+        await asyncio.to_thread(_apply_topics, settings)
+    specs = servers + [_role_spec(index, role) for index, role in enumerate(roles)]
+    supervisor = Supervisor(specs, state_dir, policy=options.policy)
+    _describe(running, drawn)
+    if then is None:
+        return await supervisor.run()
+    return await _run_then(supervisor, running, then)
+
+
+async def _run_then(supervisor: Supervisor, running: Running, then: Then) -> int:
+    """Run `then` once every role is ready, and stop the stack whatever comes of it."""
+    stack = asyncio.create_task(supervisor.run())
+    try:
+        if not await supervisor.wait_running():
+            return max(1, await stack)
+        work = asyncio.ensure_future(then(running))
+        await asyncio.wait({work, stack}, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            return work.result()
+        work.cancel()
+        return max(1, await stack)
+    finally:
+        if not stack.done():
+            supervisor.request_stop()
+            await stack
+
+
+def _with_topics(spec: RoleSpec, settings: Settings) -> RoleSpec:
+    """A broker is ready when its topics exist: nothing else starts before, and a fallback broker that
+    forgot everything at a restart gets them again."""
+    if spec.name not in BROKER_ROLES:
+        return spec
+    inner = spec.ready
+
+    def ready() -> bool:
+        if callable(inner) and not inner():
+            return False
+        _apply_topics(settings)
+        return True
+
+    return replace(spec, ready=ready)
+
+
+def _apply_topics(settings: Settings) -> None:
+    topics.apply(topics.admin_client(settings.brokers), topics.load().resolve_for(settings))
+
+
+def _choose_ports(names: list[str]) -> dict[str, int]:
+    """A port per process: what ``QIM_<ROLE>_PORT`` sets, else a free one."""
+    ports = dict(zip(names, free_ports(len(names)), strict=True))
+    for role in plan.SERVER_ROLES:
+        asked = os.environ.get(f"QIM_{role.upper()}_PORT", "0")
+        if asked.isdigit() and int(asked):
+            ports[role] = int(asked)
+    return ports
+
+
+def _stack_settings(addresses: plan.Addresses, drawn: Mapping[str, str], state_dir: Path) -> Settings:
+    return load_settings(
+        brokers=addresses.brokers, redis_url=addresses.redis_url, state_dir=state_dir, **dict(drawn)
+    )
+
+
+def _role_spec(index: int, role: plan.RolePlan) -> RoleSpec:
+    ready: Ready = _ready_file(role.state_dir / plan.READY_FILE)
+    ports = {"web": role.port} if role.port else {}
+    if role.role in plan.SERVER_ROLES:
+        ports = {"port": role.port}
+        ready = role.port if role.role == "writer" else _answers(f"http://127.0.0.1:{role.port}/readyz")
+    (role.state_dir / plan.READY_FILE).unlink(missing_ok=True)
+    return RoleSpec(
+        name=role.name,
+        argv=role.argv,
+        env=role.env,
+        ports=ports,
+        ready=ready,
+        order=10 + plan.START_ORDER.index(role.role),
+        ready_deadline_s=READY_DEADLINE_S,
+    )
+
+
+def _answers(url: str) -> Callable[[], bool]:
+    def ready() -> bool:
+        try:
+            with urllib.request.urlopen(url, timeout=PROBE_TIMEOUT_S) as answer:  # noqa: S310 - our own URL
+                return bool(answer.status < 300)
+        except OSError:
+            return False
+
+    return ready
+
+
+def _ready_file(path: Path) -> Callable[[], bool]:
+    """A stream worker writes its pid into the file once it has its partitions and was caught up."""
+
+    def ready() -> bool:
+        try:
+            return Path(f"/proc/{path.read_text().strip()}").exists()
+        except OSError:
+            return False
+
+    return ready
+
+
+def _describe(running: Running, drawn: Mapping[str, str]) -> None:
+    document = {
+        "gateway_url": running.gateway_url,
+        "tenant": DEMO_TENANT,
+        "jwt_secret": drawn["jwt_secret"],
+        "admin_url": running.api_url,
+        "admin_api_key": drawn["admin_api_key"],
+        "brokers": running.settings.brokers,
+        "redis_url": running.settings.redis_url.get_secret_value(),
+    }
+    files.write_private_json(running.state_dir / CLIENT_FILE, document)
