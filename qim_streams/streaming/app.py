@@ -18,8 +18,8 @@ Spec: §11, §14.1.
 """
 
 import asyncio
-import os
 import logging
+import os
 from typing import Any, Final
 
 import faust
