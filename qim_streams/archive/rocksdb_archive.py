@@ -31,8 +31,8 @@ from rocksdict import Rdict, WriteBatch
 from qim_streams import failpoints
 from qim_streams.archive import rocksdb_layout as layout
 from qim_streams.archive import rocksdb_table as table
-from qim_streams.archive.bounded_calls import BoundedCalls
 from qim_streams.archive.ports import ArchivedMessage, require_limit
+from qim_streams.bounded_calls import BoundedCalls
 
 CHUNK_BYTES = 256 * 1024  # about 1 ms of interpreter lock per write
 T = TypeVar("T")

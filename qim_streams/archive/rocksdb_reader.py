@@ -21,8 +21,8 @@ from typing import TypeVar
 from rocksdict import Rdict
 
 from qim_streams.archive import rocksdb_table as table
-from qim_streams.archive.bounded_calls import BoundedCalls
 from qim_streams.archive.ports import ArchivedMessage, require_limit
+from qim_streams.bounded_calls import BoundedCalls
 
 REFRESH_MS = 200
 T = TypeVar("T")

@@ -1,8 +1,8 @@
-"""Blocking calls of a store, off the event loop: one thread, a bounded number of callers.
+"""Blocking calls of a driver, off the event loop: one thread, in order, a bounded number of callers.
 
-RocksDB's binding keeps the interpreter lock for most of a call, so a thread does not make calls run in
-parallel; what it does is to keep the loop free while the disk is waited for (``flush_wal`` gives the
-lock back), and to bound what can pile up in front of a slow disk.
+A thread does not make calls run in parallel where a driver keeps the interpreter lock; what it does is
+to keep the loop free while disk or network are waited for, to use a driver from one thread only, and
+to bound what can pile up in front of it.
 """
 
 import asyncio
