@@ -11,6 +11,7 @@
     │   ├── StoreUnavailable    it may work later
     │   └── LogAppendError      records were not acknowledged by the log
     │       └── ProducerFatalError  the producer is broken for good
+    ├── ClientStopped           a client gave up for good; `outcome` of what it was asked to do
     ├── FencedError             an owner with a newer epoch exists: stop serving this resource
     ├── RecordError             bytes of a log record cannot be understood (a poison record)
     │   └── RecordTooLargeError a record to append is over the limit; nothing was appended
@@ -94,6 +95,14 @@ class ProducerFatalError(LogAppendError):
     """The log producer cannot go on. The process exits; a new producer starts with a new one."""
 
 
+class ClientStopped(QimError):
+    """A client was closed, or the server told it not to come back (`code` of ``wire.codes``)."""
+
+    def __init__(self, code: str, detail: str, outcome: Outcome = Outcome.UNKNOWN) -> None:
+        super().__init__(f"{code}: {detail}" if detail else code)
+        self.code, self.detail, self.outcome = code, detail, outcome
+
+
 class FencedError(QimError):
     """A newer epoch owns the resource. Nothing was written."""
 
@@ -124,6 +133,7 @@ POLICY: dict[type[QimError], Policy] = {
     StoreUnavailable: Policy.RETRY,
     LogAppendError: Policy.CRASH,
     ProducerFatalError: Policy.CRASH,
+    ClientStopped: Policy.CRASH,
     FencedError: Policy.FENCE,
     RecordError: Policy.DEAD_LETTER,
     RecordTooLargeError: Policy.DEAD_LETTER,
