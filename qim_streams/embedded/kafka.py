@@ -40,6 +40,7 @@ KAFKA_JARS = JarSet(
     ),
     checksums=f"kafka-{KAFKA_VERSION}.sha256",
 )
+FORMATTED_NAME = "formatted.json"
 FORMAT_TIMEOUT_S = 60.0
 MESSAGE_BYTES_MAX = 2 * 1024 * 1024
 HEAP_MB_DEFAULT = 512
@@ -58,7 +59,7 @@ _QUICK_OPTION = "-XX:TieredStopAtLevel=1"
 
 
 class EmbeddedKafka(LocalServer):
-    """A Kafka broker of this machine: `start`, `stop`, `kill`, `restart`, `pause`, `resume` (see `server`)."""
+    """A Kafka of this machine: `start`, `stop`, `kill`, `restart`, `pause`, `resume` (see `server`)."""
 
     name: ClassVar[str] = "kafka"
 
@@ -126,7 +127,7 @@ class EmbeddedKafka(LocalServer):
         return ServerCommand(argv, child_env({}, settings=False))
 
     def _format_once(self, java: list[str], classpath: str, config: Path) -> None:
-        marker = self.data_dir / "formatted.json"
+        marker = self.data_dir / FORMATTED_NAME
         known = files.read_json(marker)
         if known is not None:
             check_data_version(str(known.get("kafka_version")), self.data_dir)
@@ -214,8 +215,11 @@ def answers_metadata(bootstrap: str, timeout_s: float = 1.0) -> bool:
 
 
 def new_cluster_id() -> str:
-    """A cluster id as Kafka makes them: 16 random bytes in URL-safe base64."""
-    return base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
+    """A cluster id as Kafka makes them: 16 random bytes in URL-safe base64, no '-' in front."""
+    while True:
+        text = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
+        if not text.startswith("-"):  # the format tool would take it for an option
+            return text
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -86,15 +86,13 @@ class DirectoryLock:
 
 
 def lock_holder(path: Path) -> int | None:
-    """Number of the process that holds the lock on `path`, 0 when it cannot be read, None when free."""
+    """Number of the process that holds the lock on `path`; None when it is free or just changing hands."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     try:
-        if _try_lock(fd):
-            return None
-        return _read_pid(fd) or 0
+        return None if _try_lock(fd) else _read_pid(fd)
     finally:
         os.close(fd)
 

@@ -116,6 +116,11 @@ def ensure_jars(
     return found
 
 
+def is_cached(jar_set: JarSet, cache: Path) -> bool:
+    """True when the set was fetched before; whether it is undamaged `ensure_jars` says."""
+    return (cache / "jars" / jar_set.folder_name / MANIFEST_NAME).exists()
+
+
 def render_pom(jar_set: JarSet) -> str:
     """The pom that asks for exactly the coordinates of `jar_set`."""
     dependencies = []
@@ -223,8 +228,9 @@ def _run_mvn(mvn: str, jar_set: JarSet, work: Path, target: Path) -> None:
             return
         said = first_error(done.stdout + done.stderr) or f"exit code {done.returncode}"
     raise JarDownloadError(
-        f"cannot fetch {', '.join(jar_set.coordinates)}: mvn says: {said}. Check the network, or the mirror "
-        "and proxy in ~/.m2/settings.xml, and run again; or name a broker of your own (--broker HOST:PORT)"
+        f"cannot fetch {', '.join(jar_set.coordinates)}: mvn says: {said}. Check the network, or mirror and "
+        "proxy in ~/.m2/settings.xml, and run again; or name a broker of your own (--broker HOST:PORT), "
+        "or take the in-memory fallback (--embedded-broker tansu)"
     )
 
 

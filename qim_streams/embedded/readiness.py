@@ -1,55 +1,68 @@
 """Ask a role whether it serves: over TCP, over HTTP, or by a function of its own.
 
-A probe answers True or False within `PROBE_TIMEOUT_S`; whatever goes wrong in it means "not yet". What it
-does not do: decide how long to wait, that is the supervisor's.
+A probe ends within its time-out and says what is missing. A `ConfigError` out of a role's own function
+passes through: waiting does not heal it. What this does not do: decide how long to wait, that is the
+supervisor's.
 """
 
 import asyncio
 import contextlib
-import logging
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from qim_streams.embedded.ports import LOOPBACK
 from qim_streams.embedded.roles import Ready
+from qim_streams.errors import ConfigError
 
-PROBE_TIMEOUT_S = 2.0
-_log = logging.getLogger(__name__)
+CONNECT_TIMEOUT_S = 2.0
+CALL_TIMEOUT_S = 20.0  # a function may do some work, such as creating topics
 
 
-async def is_ready(ready: Ready) -> bool:
-    """One probe."""
+async def probe(ready: Ready) -> str | None:
+    """None when the role is ready, else what was missing; ConfigError when waiting is in vain."""
     if ready is None:
-        return True
+        return None
     try:
-        async with asyncio.timeout(PROBE_TIMEOUT_S):
-            if isinstance(ready, int):
-                return await _accepts(LOOPBACK, ready)
-            if isinstance(ready, str):
+        if isinstance(ready, int):
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await _accepts(LOOPBACK, ready)
+            return None
+        if isinstance(ready, str):
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 return await _answers_2xx(ready)
-            return await asyncio.to_thread(ready)
-    except (OSError, TimeoutError, EOFError):
-        return False
-    except Exception:  # noqa: BLE001 - a probe of somebody else's making; a bug in it must be seen, not fatal
-        _log.warning("readiness probe failed", exc_info=True)
-        return False
+        async with asyncio.timeout(CALL_TIMEOUT_S):
+            return await _says_true(ready)
+    except TimeoutError:
+        return "no answer in time"
+    except (OSError, EOFError) as error:
+        return str(error) or type(error).__name__
 
 
-async def _accepts(host: str, port: int) -> bool:
+async def _says_true(call: Callable[[], bool]) -> str | None:
+    try:
+        return None if await asyncio.to_thread(call) else "not yet"
+    except ConfigError:
+        raise
+    except Exception as error:  # noqa: BLE001 - somebody else's code; what it raised is shown to the operator
+        return f"{type(error).__name__}: {error}"
+
+
+async def _accepts(host: str, port: int) -> None:
     _, writer = await asyncio.open_connection(host, port)
     await _close(writer)
-    return True
 
 
-async def _answers_2xx(url: str) -> bool:
+async def _answers_2xx(url: str) -> str | None:
     parts = urlsplit(url)
     if parts.scheme != "http" or parts.hostname is None:
-        return False
+        raise ConfigError(f"readiness URL {url!r}: must be http://host:port/path")
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port or 80)
     try:
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         writer.write(f"GET {path} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n\r\n".encode())
-        status = (await reader.readline()).split(b" ", 2)
-        return len(status) >= 2 and status[1].startswith(b"2")
+        first_line = (await reader.readline()).decode("latin-1").strip()
+        code = first_line.partition(" ")[2]
+        return None if code.startswith("2") else f"answered {first_line[:80]!r}"
     finally:
         await _close(writer)
 

@@ -14,10 +14,11 @@ from typing import Any
 
 from qim_streams.embedded.errors import EmbeddedError
 from qim_streams.embedded.process import ChildProcess, child_env, start_child, tail
-from qim_streams.embedded.readiness import is_ready
+from qim_streams.embedded.readiness import probe
 from qim_streams.embedded.role_log import bound_log
 from qim_streams.embedded.roles import RestartBudget, RestartPolicy, RoleSpec, RoleState
 from qim_streams.embedded.status import RoleStatus
+from qim_streams.errors import ConfigError
 
 PROBE_EVERY_S = 0.05
 LOG_LINES_SHOWN = 15
@@ -51,6 +52,7 @@ class RoleRunner:
         self._context, self._lower = context, lower
         self._budget = RestartBudget(context.policy)
         self._child: ChildProcess | None = None
+        self._missing: str | None = "nothing was asked yet"
 
     async def run(self) -> None:
         """Keep the role running until `stop`; RoleFailedError when that is hopeless."""
@@ -103,7 +105,9 @@ class RoleRunner:
         if self.spec.exited is not None:
             self.spec.exited(code)
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return how if in_time else f"not ready within {self.spec.ready_deadline_s:.0f} s"
+        if in_time:
+            return how
+        return f"not ready within {self.spec.ready_deadline_s:.0f} s, last probe: {self._missing}"
 
     def _spawn(self) -> ChildProcess:
         self.bound_log()
@@ -130,7 +134,8 @@ class RoleRunner:
         """True when the role became ready or ended; False at the deadline."""
         deadline_s = self._context.monotonic_s() + self.spec.ready_deadline_s
         while self._context.monotonic_s() < deadline_s:
-            if await is_ready(self.spec.ready) and not ended.done() and not self._stop_asked.is_set():
+            self._missing = await self._probe()
+            if self._missing is None and not ended.done() and not self._stop_asked.is_set():
                 self.ready.set()
                 self._enter(RoleState.READY)
                 return True
@@ -138,6 +143,13 @@ class RoleRunner:
             if ended.done():
                 return True
         return False
+
+    async def _probe(self) -> str | None:
+        try:
+            return await probe(self.spec.ready)
+        except ConfigError as error:
+            self._enter(RoleState.FAILED)
+            raise RoleFailedError(f"role {self.spec.name}: {error}") from error
 
     async def _lower_ready(self) -> None:
         for runner in self._lower:

@@ -64,6 +64,7 @@ class LocalServer(abc.ABC):
             self.data_dir / "owner.lock", remedy=f"stop that {self.name} or use another data directory"
         )
         self._child: ChildProcess | None = None
+        self._served = False  # clients may know the ports by now
         self.last_exit: int | None = None
 
     # -- what a kind of server adds
@@ -129,7 +130,7 @@ class LocalServer(abc.ABC):
                 break
             except ServerStartError:
                 self.kill()
-                if attempt == PORT_TRIES_MAX or not self._lost_a_chosen_port():
+                if attempt == PORT_TRIES_MAX or self._served or not self._lost_a_chosen_port():
                     raise
                 self._chosen.clear()
             except BaseException:
@@ -149,7 +150,7 @@ class LocalServer(abc.ABC):
             while not await asyncio.to_thread(self.is_ready):
                 self._check_alive(limit_s, deadline)
                 await asyncio.sleep(READY_POLL_S)
-            self._check_fault(await asyncio.to_thread(self._fault))
+            self._check_serving(limit_s, deadline, await asyncio.to_thread(self._fault))
         except BaseException:
             self.kill()
             raise
@@ -158,7 +159,8 @@ class LocalServer(abc.ABC):
     def spawn(self) -> ChildProcess:
         """Start without waiting."""
         assert self.pid is None, f"{self.name} runs already"
-        self.kill()  # an earlier process that ended by itself still has to be accounted for
+        if self._child is not None:
+            self.kill()  # it ended by itself and still has to be accounted for
         command = self.prepare()
         try:
             self._child = start_child(
@@ -243,7 +245,7 @@ class LocalServer(abc.ABC):
         while not self.is_ready():
             self._check_alive(limit_s, deadline)
             time.sleep(READY_POLL_S)
-        self._check_fault(self._fault())
+        self._check_serving(limit_s, deadline, self._fault())
 
     def _check_alive(self, limit_s: float, deadline: float) -> None:
         code = None if self._child is None else self._child.poll()
@@ -252,9 +254,11 @@ class LocalServer(abc.ABC):
         if time.monotonic() > deadline:
             raise ServerStartError(f"{self.name} does not answer after {limit_s:.0f} s{self._said()}")
 
-    def _check_fault(self, fault: str | None) -> None:
+    def _check_serving(self, limit_s: float, deadline: float, fault: str | None) -> None:
+        self._check_alive(limit_s, deadline)  # else somebody else's server answered
         if fault is not None:
             raise ServerStartError(f"{self.name} {fault}: another server may answer at its port")
+        self._served = True
 
     def _said(self) -> str:
         taken = [f"{name} {port}" for name, port in self._chosen.items() if not is_free(port)]

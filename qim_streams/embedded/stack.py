@@ -31,9 +31,9 @@ from typing import Any, Literal, Self
 from qim_streams.embedded import files
 from qim_streams.embedded.errors import EmbeddedError, JavaMissingError, StateDirLockedError
 from qim_streams.embedded.java import find_java
-from qim_streams.embedded.kafka import EmbeddedKafka
+from qim_streams.embedded.kafka import FORMATTED_NAME, KAFKA_JARS, EmbeddedKafka
 from qim_streams.embedded.locking import DirectoryLock, lock_holder
-from qim_streams.embedded.maven import Progress, print_progress
+from qim_streams.embedded.maven import Progress, cache_root, is_cached, print_progress
 from qim_streams.embedded.redis_server import AppendFsync, EmbeddedRedis
 from qim_streams.embedded.roles import RoleSpec
 from qim_streams.embedded.server import LocalServer
@@ -89,7 +89,7 @@ class EmbeddedStack:
                 log_path=logs / "redis.log",
                 progress=progress,
             )
-        if brokers is None and choose_broker(broker) == "kafka":
+        if brokers is None and choose_broker(broker, self.state_dir, cache or cache_root()) == "kafka":
             self.kafka = EmbeddedKafka(
                 self.state_dir / "kafka",
                 port=kafka_port,
@@ -193,15 +193,22 @@ class EmbeddedStack:
         files.write_private_json(self.state_dir / STACK_NAME, document)
 
 
-def choose_broker(kind: BrokerKind) -> Literal["kafka", "tansu"]:
-    """The embedded broker for `kind`: "auto" falls back to Tansu when no usable Java is found."""
+def choose_broker(kind: BrokerKind, state_dir: Path, cache: Path) -> Literal["kafka", "tansu"]:
+    """The embedded broker for `kind`.
+
+    "auto" is Kafka, or Tansu when Kafka cannot be had (no usable Java, or neither jars nor `mvn`). A
+    directory that already has Kafka's log stays with Kafka: its other stores refer to that log.
+    """
     if kind != "auto":
         return kind
+    if (state_dir / "kafka" / FORMATTED_NAME).exists():
+        return "kafka"
     try:
         find_java()
     except JavaMissingError:
         return "tansu"
-    return "kafka"
+    can_fetch = is_cached(KAFKA_JARS, cache) or shutil.which("mvn") is not None
+    return "kafka" if can_fetch else "tansu"
 
 
 def read_stack(state_dir: Path) -> dict[str, Any] | None:

@@ -34,7 +34,7 @@ class RoleStatus:
 
 @dataclass(frozen=True, slots=True)
 class StackStatus:
-    """A read `status.json`. `alive`: the state directory is locked, so somebody stands behind it."""
+    """A read `status.json`. `alive`: the state directory is locked, and `pid` holds it."""
 
     alive: bool
     pid: int
@@ -60,12 +60,18 @@ def write_status(
 
 
 def read_status(state_dir: Path) -> StackStatus | None:
-    """The last status, None when there is none (or one of another format)."""
+    """The status of the stack that holds the directory, else the last one; None when there is neither."""
+    holder = lock_holder(state_dir / LOCK_NAME)
     document = files.read_json(state_dir / STATUS_NAME)
-    if document is None or document.get("format") != FORMAT:
+    if document is not None and document.get("format") != FORMAT:
+        document = None
+    if holder is not None and (document is None or document["pid"] != holder):
+        # It has not come to its first status yet; the file, if any, is of an earlier stack.
+        return StackStatus(True, holder, "starting", 0, None)
+    if document is None:
         return None
     return StackStatus(
-        alive=lock_holder(state_dir / LOCK_NAME) is not None,
+        alive=holder is not None,
         pid=int(document["pid"]),
         state=str(document["state"]),
         updated_at_ms=int(document["updated_at_ms"]),
