@@ -191,8 +191,20 @@ def load_settings(**overrides: Any) -> Settings:
     try:
         return Settings(**overrides)
     except ValidationError as error:
-        lines = [_explain(item) for item in json.loads(error.json(include_url=False, include_input=False))]
-        raise ConfigError("; ".join(lines)) from None
+        raise ConfigError("; ".join(_explained(error))) from None
+
+
+def problems(**overrides: Any) -> list[str]:
+    """One line per wrong field of the environment and `overrides`; empty when all is well."""
+    try:
+        Settings(**overrides)
+    except ValidationError as error:
+        return _explained(error)
+    return []
+
+
+def _explained(error: ValidationError) -> list[str]:
+    return [_explain(item) for item in json.loads(error.json(include_url=False, include_input=False))]
 
 
 def _explain(item: dict[str, Any]) -> str:

@@ -1,0 +1,59 @@
+"""``qim topics``: what is listed is what topics.yaml declares, and differences fail the command."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from qim_streams.cli.topics import topics
+from qim_streams.streaming import topics as declared
+
+
+def test_the_list_is_the_declaration() -> None:
+    result = CliRunner().invoke(topics, ["list", "--json"])
+    document = json.loads(result.output)
+    assert list(document) == list(declared.load().topics)
+    assert document["qim.outbox.v1"]["partitions"] == 8
+    assert document["qim.outbox.v1"]["producer"] == "writer"
+
+
+def test_the_list_follows_the_settings() -> None:
+    result = CliRunner().invoke(topics, ["list"], env={"QIM_MAILBOX_SHARDS": "3"})
+    rows = {line.split()[0]: line.split()[1] for line in result.output.splitlines()}
+    assert rows["qim.dispatch.v1"] == rows["qim.presence.v1"] == "3"
+    assert rows["qim.outbox.v1"] == "8"
+
+
+@pytest.fixture
+def broker(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """A broker that creates and differs as told."""
+    state: dict[str, list[str]] = {"missing": [], "problems": []}
+    monkeypatch.setattr(declared, "admin_client", lambda brokers: brokers)
+    monkeypatch.setattr(declared, "apply", lambda admin, wanted: state["missing"])
+    monkeypatch.setattr(declared, "check", lambda admin, wanted: state["problems"])
+    return state
+
+
+def test_apply_says_what_it_created(broker: dict[str, list[str]]) -> None:
+    broker["missing"] = ["qim.outbox.v1"]
+    result = CliRunner().invoke(topics, ["apply"])
+    assert result.exit_code == 0
+    assert "created qim.outbox.v1 with 8 partitions" in result.output
+    assert "topics are as declared" in result.output
+
+
+@pytest.mark.parametrize("command", ["apply", "check"])
+def test_a_difference_is_a_line_and_a_failure(broker: dict[str, list[str]], command: str) -> None:
+    broker["problems"] = ["qim.outbox.v1: has 4 partitions, declared are 8"]
+    result = CliRunner().invoke(topics, [command])
+    assert result.exit_code == 1
+    assert "has 4 partitions, declared are 8" in result.output
+
+
+def test_a_wrong_file_is_one_line(broker: dict[str, list[str]]) -> None:
+    from qim_streams.cli import main
+
+    result = CliRunner().invoke(main, ["topics", "check"], env={"QIM_TOPIC_PROFILE": "staging"})
+    assert result.exit_code == 1
+    assert result.output.startswith("qim topics: QIM_TOPIC_PROFILE:")
+    assert len(result.output.splitlines()) == 1
