@@ -46,6 +46,11 @@ def _id16(what: str, *values: bytes) -> None:
             raise RecordError(f"{what}: an id of {len(value)} bytes, expected {ID_BYTES}")
 
 
+def message_head(conversation_seq: int, membership_version: int) -> bytes:
+    """The first bytes of a MessageRecord: what the commit script puts in front of `MessageRecord.tail()`."""
+    return _HEAD.pack(1, conversation_seq, membership_version)
+
+
 class MessageRecord(NamedTuple):
     """The canonical message. `body` is opaque to every stage; `body_digest` is made from it on demand."""
 
@@ -68,7 +73,7 @@ class MessageRecord(NamedTuple):
 
     def encode(self) -> bytes:
         """Head (version, seq, membership version) followed by `tail()`."""
-        return _HEAD.pack(1, self.conversation_seq, self.membership_version) + self.tail()
+        return message_head(self.conversation_seq, self.membership_version) + self.tail()
 
     def tail(self) -> bytes:
         """The bytes that do not depend on what the commit script allocates."""

@@ -6,6 +6,7 @@ stage that uses them, as ``.lua`` files.
 """
 
 import hashlib
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from importlib import resources
@@ -24,7 +25,17 @@ COMMAND_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 3.0
 CONNECTIONS_MAX = 16
 FENCED = "FENCED"  # scripts answer redis.error_reply("FENCED <current epoch>")
-_UNAVAILABLE = ("LOADING", "BUSY", "MASTERDOWN", "READONLY", "CLUSTERDOWN", "TRYAGAIN", "OOM", "MISCONF")
+_UNAVAILABLE = (
+    "LOADING", "BUSY", "MASTERDOWN", "READONLY", "CLUSTERDOWN", "TRYAGAIN", "OOM", "MISCONF", "NOREPLICAS"
+)  # fmt: skip
+_UNAVAILABLE_CLASSES = (
+    redis_errors.ReadOnlyError,
+    redis_errors.OutOfMemoryError,
+    redis_errors.ClusterDownError,
+    redis_errors.TryAgainError,
+)
+_REFUSED_IN_SCRIPT = re.compile(r"\b(OOM|READONLY|MISCONF|NOREPLICAS)\b")
+_CONNECTING = " connecting to "
 
 RedisClient = redis_asyncio.Redis
 
@@ -62,14 +73,27 @@ def translate(error: BaseException, resource: str = "redis", epoch: int = 0) -> 
         if FENCED in text:
             current = text.rsplit(" ", 1)[-1]
             return FencedError(resource, epoch, int(current) if current.isdigit() else None)
-        if text.startswith(_UNAVAILABLE):
-            return StoreUnavailable(f"{resource}: {text}", Outcome.NOT_APPLIED)
-        return StoreError(f"{resource}: {text}", Outcome.NOT_APPLIED)
-    if isinstance(error, redis_errors.BusyLoadingError | redis_errors.ReadOnlyError):
-        return StoreUnavailable(f"{resource}: {text}", Outcome.NOT_APPLIED)
+        return _translate_refusal(error, text, resource)
+    what = f"{resource}: {type(error).__name__}: {text}"
+    if isinstance(error, redis_errors.BusyLoadingError):
+        return StoreUnavailable(what, Outcome.NOT_APPLIED)
     if isinstance(error, redis_errors.ConnectionError | redis_errors.TimeoutError | OSError | TimeoutError):
-        return StoreUnavailable(f"{resource}: {type(error).__name__}: {text}", Outcome.UNKNOWN)
-    return StoreError(f"{resource}: {type(error).__name__}: {text}", Outcome.UNKNOWN)
+        # A connection that was never made carried nothing.
+        never_sent = _CONNECTING in text or isinstance(error, redis_errors.MaxConnectionsError)
+        return StoreUnavailable(what, Outcome.NOT_APPLIED if never_sent else Outcome.UNKNOWN)
+    return StoreError(what, Outcome.UNKNOWN)
+
+
+def _translate_refusal(error: redis_errors.ResponseError, text: str, resource: str) -> StoreError:
+    what = f"{resource}: {type(error).__name__}: {text}"
+    # The driver cuts the code off where it has a class for it. Inside a script the server reports these
+    # at the script's first write, so nothing was applied; the code then stands within the text.
+    if isinstance(error, _UNAVAILABLE_CLASSES):
+        return StoreUnavailable(what, Outcome.NOT_APPLIED)
+    if text.startswith(_UNAVAILABLE) or _REFUSED_IN_SCRIPT.search(text):
+        return StoreUnavailable(what, Outcome.NOT_APPLIED)
+    # A script that failed in its middle has applied what stood before.
+    return StoreError(what, Outcome.UNKNOWN if "script" in text else Outcome.NOT_APPLIED)
 
 
 class Script:

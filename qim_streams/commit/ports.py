@@ -1,31 +1,36 @@
-"""Ports of the commit stage: the conversation store of an Outbox partition, and the Outbox.
+"""Ports of the commit stage: the conversation store of an Outbox partition, the Outbox, direct chats.
 
 Spec: §3, §14.3.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import Enum
-from typing import Protocol
+from collections.abc import Awaitable, Sequence
+from enum import IntEnum
+from typing import NamedTuple, Protocol
+
+SEQ_MAX = 2**53 - 1  # numbers are exact to here in a Lua script
 
 
-class CommitStatus(Enum):
-    """What the commit script decided for one message."""
+class CommitStatus(IntEnum):
+    """What the commit script decided for one message. The numbers are the script's."""
 
-    NEW = "new"  # seq allocated, record and pending row written, dedup RESERVED
-    REPEAT_RESERVED = "repeat_reserved"  # same id and payload, Outbox append not confirmed yet
-    REPEAT_COMMITTED = "repeat_committed"  # same id and payload, done: answer the same
-    CONFLICT = "conflict"  # same client_message_id, another payload; the first stands
-    NO_CONVERSATION = "no_conversation"
-    NOT_MEMBER = "not_member"
-    NOT_ALLOWED = "not_allowed"  # member, but the send policy says no
-    DISMISSED = "dismissed"
-    CLOCK_BEHIND = "clock_behind"  # message_id not above the conversation's last: observe and retry
+    NEW = 0  # seq allocated, record and pending row written, dedup RESERVED
+    REPEAT_RESERVED = 1  # same id and payload, Outbox append not confirmed yet
+    REPEAT_COMMITTED = 2  # same id and payload, done: answer the same
+    CONFLICT = 3  # same client_message_id, another payload; the first stands
+    NO_CONVERSATION = 4
+    NOT_MEMBER = 5
+    DISMISSED = 6
+    NOT_ALLOWED = 7  # member, but the send policy says no
+    RATE_LIMITED = 8  # it would be new, and the request says that no new one is due
+    CLOCK_BEHIND = 9  # message_id not above the conversation's last: observe and retry
+    EXHAUSTED = 10  # the conversation has used its last sequence number
 
 
-@dataclass(frozen=True, slots=True)
-class CommitRequest:
-    """One message for `ConversationStore.commit`. `record_tail` is `MessageRecord.tail()`."""
+class CommitRequest(NamedTuple):
+    """One message for `ConversationStore.commit`. `record_tail` is `MessageRecord.tail()`.
+
+    `refuse_new`: the sender's rate is used up, so only a repeat may be answered.
+    """
 
     tenant_id: str
     conversation_id: str
@@ -33,56 +38,59 @@ class CommitRequest:
     client_message_id: str
     payload_digest: bytes  # 16 bytes over what must be equal in a repeat
     message_id: bytes  # candidate
+    committed_at: int  # milliseconds since the epoch, as in the record
     record_tail: bytes
+    refuse_new: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class CommitResult:
-    """`message_id`, `conversation_seq` and `membership_version` are those that stand (0/empty if none).
+class CommitResult(NamedTuple):
+    """`message_id`, `conversation_seq`, `membership_version`, `committed_at`: those that stand, for NEW,
+    repeats and CONFLICT; else empty and 0.
 
-    For CLOCK_BEHIND `message_id` is the conversation's last id.
+    For CLOCK_BEHIND `message_id` is the conversation's last id (16 zero bytes when there is none: an
+    earlier request of the same call was behind). `members_active` is set for NEW only.
     """
 
     status: CommitStatus
     message_id: bytes = b""
     conversation_seq: int = 0
     membership_version: int = 0
+    committed_at: int = 0
+    members_active: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class PendingMessage:
-    """A message committed in the store and not yet confirmed in the Outbox."""
+class PendingMessage(NamedTuple):
+    """A message committed in the store and not yet confirmed in the Outbox. `record` is its MessageRecord."""
 
     tenant_id: str
     conversation_id: str
     conversation_seq: int
+    message_id: bytes
     record: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Confirmation:
-    """Names a message whose Outbox record is acknowledged."""
-
-    tenant_id: str
-    conversation_id: str
-    sender_id: str
-    client_message_id: str
-    message_id: bytes
-
-
 class ConversationStore(Protocol):
-    """Conversations of one Outbox partition: every call is atomic and fenced by `epoch` (FencedError).
+    """Conversations of one Outbox partition: writes are atomic and fenced by `epoch` (FencedError).
 
-    StoreError with outcome UNKNOWN means that the call may have been applied; repeating it is safe.
+    A message is RESERVED while it is pending and COMMITTED once it was confirmed.
+
+    StoreError with outcome UNKNOWN means that the call may have been applied. Repeating it with the same
+    requests is safe and settles it: what was applied comes back as REPEAT_RESERVED with the request's own
+    message_id, and a call that was given up can no longer be applied once a later one was answered.
+    InvariantViolation: the store has lost writes that it had acknowledged.
     """
 
     async def commit(
-        self, partition: int, epoch: int, requests: Sequence[CommitRequest]
+        self, partition: int, epoch: int, requests: Sequence[CommitRequest], confirmed: Sequence[bytes] = ()
     ) -> list[CommitResult]:
-        """Decide and apply each request in order; one result each."""
+        """Confirm `confirmed` (see `confirm`), then decide and apply each request in order; one result each.
 
-    async def confirm(self, partition: int, epoch: int, done: Sequence[Confirmation]) -> None:
-        """Dedup RESERVED -> COMMITTED and pending rows removed, for acknowledged Outbox records."""
+        After a CLOCK_BEHIND every later request of the same conversation in the call is CLOCK_BEHIND too,
+        so that a repeat of them keeps their order.
+        """
+
+    async def confirm(self, partition: int, epoch: int, message_ids: Sequence[bytes]) -> None:
+        """RESERVED -> COMMITTED for messages whose Outbox record is acknowledged; unknown ids are ignored."""
 
     async def pending(self, partition: int, epoch: int, limit: int) -> list[PendingMessage]:
         """Up to `limit` unconfirmed messages, per conversation in seq order starting with the oldest."""
@@ -91,8 +99,7 @@ class ConversationStore(Protocol):
         """MessageRecord bytes by (tenant, conversation, seq), None where the hot tier has none."""
 
 
-@dataclass(frozen=True, slots=True)
-class OutboxAppend:
+class OutboxAppend(NamedTuple):
     """One Outbox record to append: partition, Kafka key, value."""
 
     partition: int
@@ -101,7 +108,35 @@ class OutboxAppend:
 
 
 class Outbox(Protocol):
-    """The Outbox log. Appends of one partition keep their order."""
+    """The Outbox log."""
 
-    async def append(self, records: Sequence[OutboxAppend]) -> list[int]:
-        """Offsets, in order, once ALL are acknowledged by the broker; raises StoreError (UNKNOWN) else."""
+    def append(self, records: Sequence[OutboxAppend]) -> Awaitable[list[int]]:
+        """Hand `records` over now; the awaitable gives their offsets once ALL are acknowledged.
+
+        Records of one partition lie in the log in the order in which they were handed over, across calls.
+        Raises StoreError (NOT_APPLIED) at once when there is no room; the awaitable raises StoreError
+        (UNKNOWN) when an acknowledgement does not come.
+        """
+
+
+class DirectChat(NamedTuple):
+    """A sender who wants a conversation with a peer; both may be the same user."""
+
+    tenant_id: str
+    conversation_id: str
+    sender_id: str
+    sender_ordinal: int
+    peer_id: str
+
+
+class DirectChats(Protocol):
+    """Creates direct chats at their first message."""
+
+    async def ensure_direct(
+        self, partition: int, epoch: int, chats: Sequence[DirectChat]
+    ) -> Awaitable[object] | None:
+        """Make the chats exist. FencedError, StoreError as the store.
+
+        What comes back, if anything, is to be awaited before any message of them is acknowledged: the
+        change log has the chats then.
+        """

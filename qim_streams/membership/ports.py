@@ -1,14 +1,17 @@
-"""Ports of membership: ordinals of users, conversations and their versions.
+"""Ports of membership: ordinals of users, conversations and their versions, the change log.
 
 A version is immutable: a map {shard: bitmap version} and one RoaringBitmap of user ordinals per
-(shard, bitmap version). A change writes the bitmaps of the shards that it touches and one new map.
+(shard, bitmap version). A change writes the bitmaps of the shards that it touches and what is new in
+the map. Every change, also one of a role or a name, makes the next version.
 
 Spec: §4, §5.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
+
+Intervals = tuple[tuple[int, int | None], ...]
 
 
 class OrdinalDirectory(Protocol):
@@ -21,7 +24,7 @@ class OrdinalDirectory(Protocol):
         """The ordinal of each user, None where there is none."""
 
     async def names(self, tenant_id: str, ordinals: Sequence[int]) -> list[str | None]:
-        """The user of each ordinal."""
+        """The user of each ordinal, None where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,7 @@ class Member:
     ordinal: int
     role: str  # owner, admin, member
     active: bool
-    intervals: tuple[tuple[int, int | None], ...]
+    intervals: Intervals
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,41 +55,87 @@ class Conversation:
     members_max: int
     members_active: int
     created_at: int
+    creator_id: str
     dismissed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """A user who becomes an active member."""
+
+    user_id: str
+    ordinal: int
+    role: str
 
 
 @dataclass(frozen=True, slots=True)
 class MembershipChange:
     """A change computed from version `expected_version` (0 = create). The store applies it whole or not.
 
-    `joins`/`leaves` get the conversation's seq at the moment of the change as their interval's edge.
+    `joins` must not be active and `leaves` must be (the version says so); each gets the conversation's
+    seq at the moment of the change as the edge of its interval. `token` (16 bytes, new for every change)
+    makes a repeat after an unknown outcome recognise itself.
     """
 
     tenant_id: str
     conversation_id: str
     expected_version: int
-    joins: Sequence[Member] = ()
+    token: bytes
+    at_ms: int
+    joins: Sequence[Join] = ()
     leaves: Sequence[str] = ()
     roles: Mapping[str, str] = field(default_factory=dict)
-    bitmaps: Mapping[int, bytes] = field(
-        default_factory=dict
-    )  # shard -> serialized; empty bytes = no member left
+    bitmaps: Mapping[int, bytes] = field(default_factory=dict)  # shard -> serialized; empty: nobody left
     head: Mapping[str, str | int] = field(default_factory=dict)  # changed fields of the head
 
 
+@dataclass(frozen=True, slots=True)
+class Unsettled:
+    """A conversation whose rows may not be in the change log yet, as of `version`."""
+
+    tenant_id: str
+    conversation_id: str
+    version: int
+
+
 class MembershipStore(Protocol):
-    """Conversations and versions, in the Outbox partition's slot: changes and seq allocation are one zone."""
+    """Conversations and versions, in the Outbox partition's slot: changes and seq allocation are one zone.
+
+    Writes are fenced by `epoch` (FencedError). StoreError UNKNOWN is settled by repeating the same call.
+    """
 
     async def conversation(self, tenant_id: str, conversation_id: str) -> Conversation | None:
         """The head, None when there is no such conversation."""
 
-    async def members(
-        self, tenant_id: str, conversation_id: str, user_ids: Sequence[str] | None = None
-    ) -> list[Member]:
-        """All members ever (active and left), or those asked for that exist."""
+    async def members(self, tenant_id: str, conversation_id: str, user_ids: Sequence[str]) -> list[Member]:
+        """Those of `user_ids` that are or were members, in that order."""
 
-    async def apply(self, partition: int, epoch: int, change: MembershipChange) -> Conversation | None:
-        """The new head; None when `expected_version` is no longer current (nothing written); FencedError."""
+    async def page(
+        self, tenant_id: str, conversation_id: str, after_user_id: str, limit: int
+    ) -> list[Member]:
+        """Active members with an id above `after_user_id`, ascending by the bytes of the id."""
+
+    async def everyone(self, tenant_id: str, conversation_id: str) -> list[Member]:
+        """All members ever, active and left. Costly for a large group: not on a common path."""
+
+    async def apply(
+        self, partition: int, epoch: int, changes: Sequence[MembershipChange]
+    ) -> list[Conversation | None]:
+        """The new head of each; None where `expected_version` is no longer current (nothing written there).
+
+        A conversation that changed is unsettled until `settle`.
+        """
+
+    async def unsettled(self, partition: int, epoch: int, limit: int) -> list[Unsettled]:
+        """Up to `limit` conversations with changes that were not settled."""
+
+    async def settle(self, partition: int, epoch: int, done: Sequence[Unsettled]) -> None:
+        """The change log has these versions. A conversation that changed again stays unsettled."""
+
+    async def collect(
+        self, partition: int, epoch: int, tenant_id: str, conversation_id: str, before_ms: int
+    ) -> int:
+        """Forget versions that were superseded before `before_ms`; returns how many (a bounded number)."""
 
 
 class MembershipReader(Protocol):
@@ -97,3 +146,23 @@ class MembershipReader(Protocol):
 
     async def bitmaps(self, wanted: Sequence[tuple[str, str, int, int]]) -> list[bytes | None]:
         """Serialized RoaringBitmap for each (tenant, conversation, shard, bitmap version)."""
+
+
+@dataclass(frozen=True, slots=True)
+class MembershipRow:
+    """One row of ``qim.membership.v1``: a member or, with an empty key suffix, the head."""
+
+    tenant_id: str
+    conversation_id: str
+    key: bytes
+    value: bytes
+
+
+class MembershipLog(Protocol):
+    """The change log of memberships, compacted: the last row of a key stands."""
+
+    def append(self, rows: Sequence[MembershipRow]) -> Awaitable[object]:
+        """Hand `rows` over now, in order; the awaitable ends once ALL are acknowledged.
+
+        Raises StoreError (NOT_APPLIED) when there is no room; the awaitable raises StoreError (UNKNOWN).
+        """

@@ -32,10 +32,17 @@ class Holder:
 
 
 class LeaseStore(Protocol):
-    """Leases by compare-and-set. Resources: ``ob:<partition>``, ``s:<shard>``, ``cs:<connection shard>``."""
+    """Leases by compare-and-set. StoreError when the store does not answer; repeating a call is safe.
+
+    Resources: ``ob:<partition>``, ``s:<shard>``, ``cs:<connection shard>``, ``writers:<seat>``.
+    """
 
     async def acquire(self, resource: str, node: str, boot: int, address: str, ttl_ms: int) -> Grant | Holder:
-        """The grant, or who holds the resource now. Granting again to the same (node, boot) renews it."""
+        """The grant, or who holds the resource now. Granting again to the same (node, boot) renews it.
+
+        The epoch is raised unless the lease was still ours. After an unknown outcome a repeat answers
+        with the epoch that stands.
+        """
 
     async def renew(self, grants: list[Grant], node: str, boot: int, ttl_ms: int) -> list[bool]:
         """Which of the grants are still ours; those are extended to `ttl_ms` from now."""

@@ -1,0 +1,108 @@
+-- Decides and applies a list of messages of one Outbox partition. The same rule in Python: rules.py.
+--
+-- KEYS[1] {ob:p}:epoch  KEYS[2] {ob:p}:call  KEYS[3] {ob:p}:pend
+--   All other keys are made from the hash tag of KEYS[1], hence lie in the same slot.
+-- ARGV[1] epoch  ARGV[2] last call known to be applied  ARGV[3] number of this call
+-- ARGV[4] dedup retention, ms  ARGV[5] message ids to confirm, 16 bytes each
+-- ARGV[6] msgpack: list of {tenant:conversation, sender, client_message_id, fixed, record tail}
+--   fixed: digest 16, candidate message_id 16, committed_at u64, flags u8 (1: refuse what is new)
+-- Answer: 45 bytes per message: status u8, message_id 16, seq u64, membership version u64,
+--   committed_at u64, active members u32
+--
+-- Numbers are exact to 2^53: ids, digests and times are only moved as bytes and compared word by word.
+
+local refused = fenced(KEYS[1], ARGV[1]) or numbered(KEYS[2], ARGV[1], ARGV[2], ARGV[3])
+if refused then return refused end
+
+local NEW, RESERVED, COMMITTED, CONFLICT, NO_CONVERSATION, NOT_MEMBER, DISMISSED, NOT_ALLOWED,
+  RATE_LIMITED, CLOCK_BEHIND, EXHAUSTED = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
+local SEQ_MAX = 9007199254740991
+local NO_ID = string.rep('\0', 16)
+local NOTHING = string.rep('\0', 28)
+local ACTIVE, MEMBER = 65, 109 -- 'A', 'm'
+
+local base = string.sub(KEYS[1], 1, -6)
+local retention = ARGV[4]
+local heads, fresh, pending, answers = {}, {}, {}, {}
+
+local function head_of(c)
+  local head = heads[c]
+  if not head then
+    local v = redis.call('HMGET', base .. 'c:' .. c, 'kind', 'seq', 'last_id', 'mv', 'send_policy',
+      'dismissed', 'active')
+    head = {exists = v[1], seq = tonumber(v[2] or '0'), last_id = v[3] or NO_ID, mv = tonumber(v[4] or '0'),
+      admins_only = v[5] == 'admins', dismissed = v[6] == '1', active = tonumber(v[7] or '0')}
+    heads[c] = head
+  end
+  return head
+end
+
+local function is_above(a, b)
+  local a1, a2, a3, a4 = struct.unpack('>I4I4I4I4', a)
+  local b1, b2, b3, b4 = struct.unpack('>I4I4I4I4', b)
+  if a1 ~= b1 then return a1 > b1 end
+  if a2 ~= b2 then return a2 > b2 end
+  if a3 ~= b3 then return a3 > b3 end
+  return a4 > b4
+end
+
+local function refusal(c, head, sender, id, refuse_new)
+  if not head.exists then return NO_CONVERSATION end
+  local row = redis.call('HGET', base .. 'gm:' .. c, sender)
+  if not row or string.byte(row, 1) ~= ACTIVE then return NOT_MEMBER end
+  if head.dismissed then return DISMISSED end
+  if head.admins_only and string.byte(row, 2) == MEMBER then return NOT_ALLOWED end
+  if refuse_new then return RATE_LIMITED end
+  if head.behind or not is_above(id, head.last_id) then
+    head.behind = true
+    return CLOCK_BEHIND
+  end
+  if head.seq >= SEQ_MAX then return EXHAUSTED end
+end
+
+local function commit(c, head, dedup_key, fixed, tail)
+  local id, committed_at = string.sub(fixed, 17, 32), string.sub(fixed, 33, 40)
+  head.seq, head.last_id, head.dirty = head.seq + 1, id, true
+  local numbers = struct.pack('>I8I8', head.seq, head.mv)
+  local seq_text = string.format('%.0f', head.seq)
+  redis.call('HSET', base .. 'r:' .. c, seq_text, '\1' .. numbers .. tail)
+  redis.call('SET', dedup_key, string.sub(fixed, 1, 32) .. numbers .. committed_at, 'PX', retention)
+  fresh[id] = true
+  pending[#pending + 1] = id
+  pending[#pending + 1] = string.gsub(c, ':', '\0', 1) .. '\0' .. seq_text
+  return string.char(NEW) .. id .. numbers .. committed_at .. struct.pack('>I4', head.active)
+end
+
+local function answer_of(request)
+  local c, sender, fixed = request[1], request[2], request[4]
+  local dedup_key = base .. 'd:' .. c .. ':' .. sender .. ':' .. request[3]
+  local kept = redis.call('GET', dedup_key)
+  if kept then
+    local id = string.sub(kept, 17, 32)
+    local status = COMMITTED
+    if string.sub(kept, 1, 16) ~= string.sub(fixed, 1, 16) then
+      status = CONFLICT
+    elseif fresh[id] or redis.call('HEXISTS', KEYS[3], id) == 1 then
+      status = RESERVED
+    end
+    return string.char(status) .. string.sub(kept, 17) .. '\0\0\0\0'
+  end
+  local head = head_of(c)
+  local status = refusal(c, head, sender, string.sub(fixed, 17, 32), string.byte(fixed, 41) == 1)
+  if not status then return commit(c, head, dedup_key, fixed, request[5]) end
+  return string.char(status) .. (status == CLOCK_BEHIND and head.last_id or NO_ID) .. NOTHING
+end
+
+local confirmed = {}
+for at = 1, #ARGV[5], 16 do confirmed[#confirmed + 1] = string.sub(ARGV[5], at, at + 15) end
+in_slices('HDEL', KEYS[3], confirmed)
+
+for index, request in ipairs(cmsgpack.unpack(ARGV[6])) do answers[index] = answer_of(request) end
+
+in_slices('HSET', KEYS[3], pending)
+for c, head in pairs(heads) do
+  if head.dirty then
+    redis.call('HSET', base .. 'c:' .. c, 'seq', string.format('%.0f', head.seq), 'last_id', head.last_id)
+  end
+end
+return table.concat(answers)

@@ -1,0 +1,152 @@
+"""The commit rule: what becomes of a message, given what the store holds. The same rule as ``commit.lua``.
+
+Invariants: a repeat is answered before anything else is looked at, so a member who left still gets the
+answer to what he sent; a sequence number is allocated only together with record, pending row and dedup
+row; message ids of a conversation grow with its sequence numbers.
+
+`PartitionState` is what the script reads and writes, as plain dictionaries; `commit_group` changes it in
+place, as one atomic step. No I/O, no clock.
+
+Spec: §3, §14.3.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from blake3 import blake3
+
+from qim_streams.commit.ports import SEQ_MAX, CommitRequest, CommitResult, CommitStatus
+from qim_streams.errors import FencedError
+from qim_streams.membership.ports import Member
+from qim_streams.records import message_head
+
+NO_ID = bytes(16)
+DIGEST_BYTES = 16
+_DIGEST_DOMAIN = b"qim.payload.v1\0"
+
+ConversationKey = tuple[str, str]  # tenant, conversation
+DedupKey = tuple[str, str, str, str]  # tenant, conversation, sender, client_message_id
+
+
+def payload_digest(kind: int, body: bytes) -> bytes:
+    """16 bytes over what must be equal when a client_message_id is used again."""
+    return blake3(_DIGEST_DOMAIN + kind.to_bytes(2, "big") + body).digest(DIGEST_BYTES)
+
+
+@dataclass(slots=True)
+class Head:
+    """A conversation's head, as far as commits are concerned. `kind` "" is "was never created"."""
+
+    kind: str = ""
+    seq: int = 0
+    last_id: bytes = NO_ID
+    version: int = 0
+    send_policy: str = "members"
+    dismissed: bool = False
+    active: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What dedup keeps of a message."""
+
+    digest: bytes
+    message_id: bytes
+    seq: int
+    version: int
+    committed_at: int
+
+
+@dataclass(slots=True)
+class PartitionState:
+    """Everything under the hash tag of one Outbox partition that a commit reads or writes."""
+
+    epoch: int = 0
+    heads: dict[ConversationKey, Head] = field(default_factory=dict)
+    members: dict[ConversationKey, dict[str, Member]] = field(default_factory=dict)
+    reservations: dict[DedupKey, Reservation] = field(default_factory=dict)
+    records: dict[ConversationKey, dict[int, bytes]] = field(default_factory=dict)
+    pending: dict[bytes, tuple[str, str, int]] = field(default_factory=dict)
+
+    def fence(self, resource: str, epoch: int) -> None:
+        """FencedError unless `epoch` is the current one."""
+        if epoch != self.epoch:
+            raise FencedError(resource, epoch, self.epoch)
+
+
+def decide_repeat(kept: Reservation, digest: bytes, is_pending: bool) -> CommitStatus:
+    """The status of a message whose client_message_id is known."""
+    if kept.digest != digest:
+        return CommitStatus.CONFLICT
+    return CommitStatus.REPEAT_RESERVED if is_pending else CommitStatus.REPEAT_COMMITTED
+
+
+def decide_new(
+    request: CommitRequest, head: Head | None, sender: Member | None, behind: bool
+) -> CommitStatus:
+    """The status of a message whose client_message_id is not known.
+
+    `behind`: an earlier request of this conversation in the same call was CLOCK_BEHIND.
+    """
+    if head is None or not head.kind:
+        return CommitStatus.NO_CONVERSATION
+    if sender is None or not sender.active:
+        return CommitStatus.NOT_MEMBER
+    if head.dismissed:
+        return CommitStatus.DISMISSED
+    if head.send_policy == "admins" and sender.role == "member":
+        return CommitStatus.NOT_ALLOWED
+    if request.refuse_new:
+        return CommitStatus.RATE_LIMITED
+    if behind or request.message_id <= head.last_id:
+        return CommitStatus.CLOCK_BEHIND
+    if head.seq >= SEQ_MAX:
+        return CommitStatus.EXHAUSTED
+    return CommitStatus.NEW
+
+
+def confirm(state: PartitionState, message_ids: Iterable[bytes]) -> None:
+    """Take messages off the pending list."""
+    for message_id in message_ids:
+        state.pending.pop(message_id, None)
+
+
+def commit_group(
+    state: PartitionState, requests: Sequence[CommitRequest], confirmed: Sequence[bytes] = ()
+) -> list[CommitResult]:
+    """Confirm, then decide and apply each request in order. Changes `state`."""
+    confirm(state, confirmed)
+    behind: set[ConversationKey] = set()
+    return [_commit_one(state, request, behind) for request in requests]
+
+
+def _commit_one(state: PartitionState, request: CommitRequest, behind: set[ConversationKey]) -> CommitResult:
+    conversation = (request.tenant_id, request.conversation_id)
+    dedup = (*conversation, request.sender_id, request.client_message_id)
+    kept = state.reservations.get(dedup)
+    if kept is not None:
+        status = decide_repeat(kept, request.payload_digest, kept.message_id in state.pending)
+        return CommitResult(status, kept.message_id, kept.seq, kept.version, kept.committed_at)
+    head = state.heads.get(conversation)
+    sender = state.members.get(conversation, {}).get(request.sender_id)
+    status = decide_new(request, head, sender, conversation in behind)
+    if status is CommitStatus.CLOCK_BEHIND:
+        behind.add(conversation)
+        return CommitResult(status, head.last_id if head else NO_ID)
+    if status is not CommitStatus.NEW or head is None:
+        return CommitResult(status)
+    head.seq += 1
+    head.last_id = request.message_id
+    state.records.setdefault(conversation, {})[head.seq] = (
+        message_head(head.seq, head.version) + request.record_tail
+    )
+    state.pending[request.message_id] = (*conversation, head.seq)
+    state.reservations[dedup] = Reservation(
+        request.payload_digest, request.message_id, head.seq, head.version, request.committed_at
+    )
+    return CommitResult(status, request.message_id, head.seq, head.version, request.committed_at, head.active)
+
+
+def record_of(result: CommitResult, tail: bytes) -> bytes:
+    """The MessageRecord bytes that the store wrote for a NEW message."""
+    return message_head(result.conversation_seq, result.membership_version) + tail

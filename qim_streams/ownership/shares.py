@@ -1,0 +1,65 @@
+"""Fair shares: how many resources each of several equal workers should hold.
+
+Every worker holds one seat of a fixed row of lease resources (``{seat name}:0`` ...); taken seats are the
+living workers. A worker above its share gives resources up, one below it takes what is free.
+
+Invariants: shares of the living workers together cover all resources; a worker without a seat (more
+workers than seats) gets the same share as the others.
+
+Spec: §11.
+"""
+
+from dataclasses import dataclass
+
+from qim_streams.errors import StoreError
+from qim_streams.ownership.keeper import Claimant
+from qim_streams.ownership.ports import Grant, LeaseStore
+
+SEATS = 64
+
+
+def fair_share(resources: int, workers: int) -> int:
+    """The most that one of `workers` (at least 1) should hold: rounded up, so that nothing is left over."""
+    return -(-resources // max(1, workers))
+
+
+@dataclass(slots=True)
+class Seat:
+    """This worker's place in the row `name`."""
+
+    store: LeaseStore
+    claimant: Claimant
+    name: str
+    ttl_ms: int
+    _grant: Grant | None = None
+
+    async def living(self) -> int:
+        """How many workers live now, this one included; takes or renews the seat. StoreError."""
+        seats = [f"{self.name}:{number}" for number in range(SEATS)]
+        one = self.claimant
+        if self._grant is not None:
+            renewed = await self.store.renew([self._grant], one.node, one.boot, self.ttl_ms)
+            if not renewed[0]:
+                self._grant = None
+        holders = await self.store.holders(seats)
+        if self._grant is None:
+            # A restart finds the seat of the boot before it and takes it back.
+            mine = [h.resource for h in holders if h is not None and h.node == one.node]
+            free = [seat for seat, holder in zip(seats, holders, strict=True) if holder is None]
+            for seat in (*mine, *free)[:3]:
+                answer = await self.store.acquire(seat, one.node, one.boot, one.address, self.ttl_ms)
+                if isinstance(answer, Grant):
+                    self._grant = answer
+                    break
+        others = {h.node for h in holders if h is not None} - {one.node}
+        return len(others) + 1
+
+    async def leave(self) -> None:
+        """Give the seat up."""
+        grant, self._grant = self._grant, None
+        if grant is None:
+            return
+        try:
+            await self.store.release([grant], self.claimant.node, self.claimant.boot)
+        except StoreError:
+            return  # it expires: the others wait a ttl before they take over the share
