@@ -1,1 +1,7 @@
-"""Cursors, login barrier, pulls (Spec: §7, §8)."""
+"""Login and offline sync: signed cursors, their verdict, what a session covers, pulls.
+
+Reading order: ``cursor`` (the token), ``verdict`` (the fixed order), ``session`` (coverage), ``pull``
+(batches that prove what they cover), ``service`` (opening a session).
+
+Spec: §7, §8.
+"""

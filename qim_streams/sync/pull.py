@@ -1,0 +1,201 @@
+"""Pulling: entries of a mailbox with their bodies, in batches that prove what they cover.
+
+Invariants:
+
+* A batch holds every entry of (after_seq, covered_through_seq]. It is cut only between mailbox_seqs; a
+  seq whose events alone exceed the limits is returned whole.
+* Nothing above W[lane] is returned, and nothing is returned from a range that trimming has reached:
+  effective_trim is read after the rows, and trimming raises it in the same step that removes rows, so a
+  range that was whole while it was read is whole. A range that was not is CURSOR_EXPIRED, never an
+  empty success over a hole.
+* A body comes from the hot tier, else from the archive (nothing is trimmed from the hot tier before it
+  is archived, and the archive is asked after the hot tier). An entry without body is an error
+  (BODY_UNAVAILABLE), because a cursor behind it would lose the message.
+* Bodies are fetched in portions as large as the byte limit is expected to need.
+
+Spec: §5, §7.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from qim_streams.errors import ProtocolError, RecordError, StoreError, SyncVerdict
+from qim_streams.ids import event_id
+from qim_streams.mailbox.ports import MailboxStore, StoredEntry
+from qim_streams.records import MessageRecord, UserMailboxEntry, decode_entry, decode_message
+from qim_streams.sync.ports import BodyReader, MailboxAddress
+from qim_streams.wire.events import common_body
+
+BODIES_FIRST: Final = 32  # bodies of the first portion; later ones follow from their size
+BODIES_MAX: Final = 128  # bodies of any portion: at most 8 MiB with bodies of 64 KiB
+SEQ_EVENTS_MAX: Final = 1_000  # events of one mailbox_seq
+_EVENT_OVERHEAD: Final = 128  # bytes of an event besides its common body
+_MENTION_NONE: Final = 0
+
+
+class PulledEvent(NamedTuple):
+    """The parts of an event, in the order that `Codec.encode_event` takes them."""
+
+    mailbox_seq: int
+    event_ordinal: int
+    event_id: bytes
+    flags: int
+    mention_type: int
+    client_message_id: str | None
+    common_body: bytes
+
+
+class PullResult(NamedTuple):
+    """A batch. `has_more`: covered_through_seq < up_to_seq."""
+
+    events: list[PulledEvent]
+    covered_through_seq: int
+    lane_watermark: int
+    has_more: bool
+
+
+class PullService:
+    """Reads mailboxes; holds no state. `archive` may be None while there is none."""
+
+    def __init__(self, mailboxes: MailboxStore, hot: BodyReader, archive: BodyReader | None = None) -> None:
+        self._mailboxes, self._hot, self._archive = mailboxes, hot, archive
+
+    async def pull(
+        self,
+        address: MailboxAddress,
+        after_seq: int,
+        up_to_seq: int,
+        limit_entries: int,
+        limit_bytes: int,
+    ) -> PullResult:
+        """A batch of (after_seq, up_to_seq].
+
+        SyncVerdict CURSOR_EXPIRED: trimming has reached the range. SyncVerdict BODY_UNAVAILABLE: a body
+        is nowhere. ProtocolError PULL_OUT_OF_RANGE: `up_to_seq` is above W[lane]. StoreError: read again.
+        """
+        trim, state = await asyncio.gather(
+            self._trim(address),
+            self._mailboxes.watermark(address.shard),
+        )
+        watermark = state.lanes[address.lane]
+        if after_seq < trim:
+            raise _expired(trim)
+        if up_to_seq > watermark:
+            raise ProtocolError("PULL_OUT_OF_RANGE", f"up_to_seq is above {watermark}", field="up_to_seq")
+        if after_seq >= up_to_seq:
+            return PullResult([], after_seq, watermark, False)
+        rows, through = await self._rows(address, after_seq, up_to_seq, limit_entries)
+        trim = await self._trim(address)
+        if after_seq < trim:
+            raise _expired(trim)
+        events, through = await self._events(address, rows, through, limit_bytes)
+        return PullResult(events, through, watermark, through < up_to_seq)
+
+    async def _trim(self, address: MailboxAddress) -> int:
+        return await self._mailboxes.trim_watermark(address.shard, address.tenant_id, address.ordinal)
+
+    async def _rows(
+        self, address: MailboxAddress, after_seq: int, up_to_seq: int, limit: int
+    ) -> tuple[list[StoredEntry], int]:
+        """Whole seqs of at most `limit` rows (at least one seq), and what they cover."""
+        read = self._mailboxes.read
+        where = address.shard, address.tenant_id, address.ordinal
+        rows = await read(*where, after_seq, up_to_seq, limit + 1)
+        if len(rows) <= limit:
+            return rows, up_to_seq
+        last = rows[-1].mailbox_seq
+        whole = [row for row in rows if row.mailbox_seq < last]
+        if whole:
+            return whole, last - 1
+        # All rows are of one seq, whose events do not fit the limit: they go together all the same.
+        return await read(*where, after_seq, last, SEQ_EVENTS_MAX), last
+
+    async def _events(
+        self, address: MailboxAddress, rows: Sequence[StoredEntry], through: int, limit_bytes: int
+    ) -> tuple[list[PulledEvent], int]:
+        events: list[PulledEvent] = []
+        used, at, portion = 0, 0, BODIES_FIRST
+        while at < len(rows):
+            some = _whole_seqs(rows, at, portion)
+            for group in await self._with_bodies(address, some):
+                size = sum(len(event.common_body) + _EVENT_OVERHEAD for event in group)
+                if events and used + size > limit_bytes:
+                    return events, group[0].mailbox_seq - 1
+                events += group
+                used += size
+            at += len(some)
+            portion = min(max(1, (limit_bytes - used) * at // max(used, 1)), BODIES_MAX)
+        return events, through
+
+    async def _with_bodies(
+        self, address: MailboxAddress, rows: Sequence[StoredEntry]
+    ) -> list[list[PulledEvent]]:
+        """The events of `rows`, grouped by mailbox_seq."""
+        entries = [_entry(row) for row in rows]
+        messages = await self._messages(address.tenant_id, entries)
+        groups: list[list[PulledEvent]] = []
+        for row, entry, message in zip(rows, entries, messages, strict=True):
+            event = PulledEvent(
+                row.mailbox_seq,
+                row.event_ordinal,
+                event_id(entry.message_id, address.user_id, entry.kind),
+                entry.flags,
+                _MENTION_NONE,
+                entry.client_message_id,
+                common_body(message),
+            )
+            if groups and groups[-1][0].mailbox_seq == row.mailbox_seq:
+                groups[-1].append(event)
+            else:
+                groups.append([event])
+        return groups
+
+    async def _messages(self, tenant_id: str, entries: Sequence[UserMailboxEntry]) -> list[MessageRecord]:
+        wanted = [(tenant_id, entry.conversation_id, entry.conversation_seq) for entry in entries]
+        found = [
+            _message(data, entry)
+            for data, entry in zip(await self._hot.records(wanted), entries, strict=True)
+        ]
+        missing = [index for index, message in enumerate(found) if message is None]
+        if missing and self._archive is not None:
+            stored = await self._archive.records([wanted[index] for index in missing])
+            for index, data in zip(missing, stored, strict=True):
+                found[index] = _message(data, entries[index])
+        messages = [message for message in found if message is not None]
+        if len(messages) < len(found):
+            where = next(wanted[i] for i, message in enumerate(found) if message is None)
+            raise SyncVerdict("BODY_UNAVAILABLE", f"message {where[2]} of {where[1]} has no readable body")
+        return messages
+
+
+def _whole_seqs(rows: Sequence[StoredEntry], at: int, count: int) -> Sequence[StoredEntry]:
+    """`count` rows from `at` on, and the rest of the last one's seq."""
+    end = min(at + count, len(rows))
+    while end < len(rows) and rows[end].mailbox_seq == rows[end - 1].mailbox_seq:
+        end += 1
+    return rows[at:end]
+
+
+def _entry(row: StoredEntry) -> UserMailboxEntry:
+    try:
+        return decode_entry(row.value)
+    except RecordError as error:
+        raise StoreError(f"mailbox entry {row.mailbox_seq}-{row.event_ordinal}: {error}") from error
+
+
+def _message(data: bytes | None, entry: UserMailboxEntry) -> MessageRecord | None:
+    """The message of an entry; None when there is none, or another one at its place."""
+    if data is None:
+        return None
+    try:
+        message = decode_message(data)
+    except RecordError:
+        return None  # counts as missing here: the other tier may have it whole
+    return message if message.message_id == entry.message_id else None
+
+
+def _expired(trim: int) -> SyncVerdict:
+    return SyncVerdict(
+        "CURSOR_EXPIRED", f"entries up to {trim} are no longer in the mailbox", rebuild_required=True
+    )

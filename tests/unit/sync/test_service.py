@@ -1,0 +1,88 @@
+"""Opening sessions: verdicts over the real store rules, rebase, hints (E2, E8, X8)."""
+
+import pytest
+
+from qim_streams.errors import SyncVerdict
+from qim_streams.sync.cursor import CursorSigner
+from qim_streams.sync.service import PENDING_ROWS_MAX, SameLogBoundaries, SyncService
+from tests.support.mailbox_world import ADDRESS, MailboxWorld
+
+SIGNER = CursorSigner(b"k" * 32)
+
+
+def service(world: MailboxWorld) -> SyncService:
+    """The service over the world."""
+    return SyncService(world.store, world.epochs, SameLogBoundaries(), SIGNER)
+
+
+async def world_of(count: int) -> MailboxWorld:
+    """A mailbox with `count` entries at 0, 1, ..."""
+    world = MailboxWorld()
+    for seq in range(count):
+        await world.write(seq)
+    return world
+
+
+async def test_an_empty_cursor_opens_from_now() -> None:
+    """Spec: §8: sync_to_seq = W, nothing offline."""
+    world = await world_of(5)
+    for token in (None, ""):
+        opening = await service(world).open(ADDRESS, token)
+        assert (opening.after_seq, opening.sync_to_seq, opening.pending_entries) == (4, 4, 0)
+        opening.session.check_complete(4)
+
+
+async def test_a_cursor_opens_with_hints() -> None:
+    """The hints count the range, up to a bound."""
+    world = await world_of(PENDING_ROWS_MAX + 20)
+    opening = await service(world).open(ADDRESS, SIGNER.issue(ADDRESS, 1, PENDING_ROWS_MAX + 10))
+    assert opening.pending_entries == 9
+    assert opening.pending_bytes > 9 * 20
+    opening = await service(world).open(ADDRESS, SIGNER.issue(ADDRESS, 1, -1))
+    assert opening.pending_entries == PENDING_ROWS_MAX
+
+
+async def test_a_takeover_rebases_and_the_new_cursor_is_good() -> None:
+    """E8, Spec §11: an older epoch is exchanged, once; the exchanged cursor opens."""
+    world = await world_of(5)
+    old = SIGNER.issue(ADDRESS, 1, 2)
+    world.take_over()
+    with pytest.raises(SyncVerdict) as caught:
+        await service(world).open(ADDRESS, old)
+    assert caught.value.code == "CURSOR_REBASED"
+    assert caught.value.fields["replay_from_seq"] == 3
+    opening = await service(world).open(ADDRESS, str(caught.value.fields["new_cursor"]))
+    assert (opening.after_seq, opening.sync_to_seq) == (2, 4)
+
+
+async def test_a_position_from_the_future_is_refused_at_once() -> None:
+    """E2: the store went back; the client is told, not left waiting."""
+    world = await world_of(5)
+    for epoch, position in ((1, 5), (2, 3)):
+        with pytest.raises(SyncVerdict, match="CURSOR_INVALID"):
+            await service(world).open(ADDRESS, SIGNER.issue(ADDRESS, epoch, position))
+
+
+async def test_an_expired_cursor_asks_for_a_rebuild() -> None:
+    """A trim above the position, also when the epoch is old: EXPIRED comes first."""
+    world = await world_of(5)
+    token = SIGNER.issue(ADDRESS, 1, 1)
+    world.trim(2)
+    world.take_over()
+    with pytest.raises(SyncVerdict) as caught:
+        await service(world).open(ADDRESS, token)
+    assert (caught.value.code, caught.value.fields) == ("CURSOR_EXPIRED", {"rebuild_required": True})
+
+
+async def test_lost_positions_are_expired() -> None:
+    """Nobody knows what the change of epoch did: rebuild, never AUTH_OK."""
+
+    class Unknown:
+        async def boundary(self, shard: int, from_epoch: int, to_epoch: int) -> int | None:
+            return None
+
+    world = await world_of(5)
+    world.take_over()
+    sync = SyncService(world.store, world.epochs, Unknown(), SIGNER)
+    with pytest.raises(SyncVerdict, match="CURSOR_EXPIRED"):
+        await sync.open(ADDRESS, SIGNER.issue(ADDRESS, 1, 2))
