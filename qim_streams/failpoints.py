@@ -75,6 +75,11 @@ def arm(spec: str, latch_dir: str | None = None) -> None:
         _armed[name] = (int(nth), action)
 
 
+def armed(name: str) -> bool:
+    """Whether `name` is armed: for points that need the work cut in two to exist at all."""
+    return name in _armed
+
+
 def hit(name: str) -> None:
     """Mark that the process is at `name`; does what was armed for this hit, else nothing."""
     if not _armed:

@@ -22,10 +22,10 @@ Ordinals = Sequence[int]
 
 
 class Chunk(NamedTuple):
-    """Up to `entries_max` members of one lane, ascending. `index` counts the lane's chunks from 0."""
+    """Up to `entries_max` members of one lane, ascending. `number` counts the lane's chunks from 0."""
 
     lane: int
-    index: int
+    number: int
     ordinals: Ordinals
 
 
@@ -50,11 +50,14 @@ def by_lane(members: BitMap) -> list[array[int]]:
         return [array("I") for _ in range(LANES)]
     # Aligned to a multiple of 64, so that the pattern of lane l starts with an ordinal of lane l.
     low, high = members.min() // LANES * LANES, members.max() + 1
-    return [(members & BitMap(range(low + lane, max(high, low + lane + 1), LANES))).to_array() for lane in range(LANES)]
+    return [
+        (members & BitMap(range(low + lane, max(high, low + lane + 1), LANES))).to_array()
+        for lane in range(LANES)
+    ]
 
 
 def chunks_of(members: BitMap, entries_max: int) -> Iterator[Chunk]:
-    """All chunks in the order of lane and index."""
+    """All chunks in the order of lane and number."""
     for lane, ordinals in enumerate(by_lane(members)):
         for start in range(0, len(ordinals), entries_max):
             yield Chunk(lane, start // entries_max, ordinals[start : start + entries_max])
@@ -79,9 +82,9 @@ def plan_steps(members: BitMap, entries_max: int) -> list[Step]:
 
 
 def steps_done(steps: Sequence[Step], done: dict[int, int]) -> int:
-    """How many steps from the first one on are marked in `done` ({lane: bitmap of chunk indexes})."""
+    """How many steps from the first one on are marked in `done` ({lane: bitmap of chunk numbers})."""
     for count, step in enumerate(steps):
-        if any(not done.get(chunk.lane, 0) >> chunk.index & 1 for chunk in step.chunks):
+        if any(not done.get(chunk.lane, 0) >> chunk.number & 1 for chunk in step.chunks):
             return count
     return len(steps)
 
@@ -90,5 +93,5 @@ def mark(done: dict[int, int], step: Step) -> dict[int, int]:
     """`done` with the chunks of `step` added: a set union, so a done chunk stays done. Spec: §14.6."""
     marked = dict(done)
     for chunk in step.chunks:
-        marked[chunk.lane] = marked.get(chunk.lane, 0) | 1 << chunk.index
+        marked[chunk.lane] = marked.get(chunk.lane, 0) | 1 << chunk.number
     return marked

@@ -1,9 +1,9 @@
-"""The port of mailbox stores.
+"""The ports of the mailbox stage: where mailboxes live, and where its own progress lives.
 
 Spec: §5, §7.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -103,3 +103,46 @@ class MailboxStore(Protocol):
 
     async def trim_watermark(self, shard: int, tenant_id: str, ordinal: int) -> int:
         """effective_trim(user): everything at or below may be gone; -1 when nothing was trimmed."""
+
+
+Puts = Mapping[bytes, bytes | None]
+
+
+class LocalIndex(Protocol):
+    """Keys of one table partition that have no changelog: lost and rebuilt with the directory."""
+
+    def read(self, key: bytes) -> bytes | None:
+        """The value, None when absent."""
+
+    def read_many(self, keys: list[bytes]) -> list[bytes | None]:
+        """The values in the order of `keys`."""
+
+    def write_batch(self, puts: Puts) -> None:
+        """Write all in one go; None deletes."""
+
+    def iterate(self, start_key: bytes = b"", *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and values from `start_key` (inclusive), in key order or against it."""
+
+    def clear(self) -> None:
+        """Delete every local key."""
+
+
+class ChangelogTable(Protocol):
+    """A table of bytes with a changelog per partition (`streaming.table.AckedTable`)."""
+
+    def read(self, partition: int, key: bytes) -> bytes | None:
+        """The value, None when absent."""
+
+    def iterate(
+        self, partition: int, start_key: bytes = b"", *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and values from `start_key` (inclusive), in key order or against it."""
+
+    def local(self, partition: int) -> LocalIndex:
+        """The partition's keys without changelog."""
+
+    def write_batch(self, partition: int, puts: Puts, local: Puts | None = None) -> None:
+        """Write locally in one go and send the changelog of `puts`; durable only after `barrier`."""
+
+    async def barrier(self, partition: int) -> None:
+        """Wait until every write so far is acknowledged by the log; raises when one was not."""

@@ -109,7 +109,7 @@ class RedisMailboxStore:
         # An end without a second part means "with every event_ordinal".
         first, last = f"{max(after_seq, -1) + 1 + _ID_OFFSET}-0", str(up_to_seq + _ID_OFFSET)
         async with translated(f"s:{shard}"):
-            rows = await self._client.xrange(key, first, last, count=limit)
+            rows: Any = await self._client.xrange(key, first, last, count=limit)
         return [_entry(row_id, fields) for row_id, fields in rows]
 
     async def trim(self, shard: int, epoch: int, tenant_id: str, ordinal: int, up_to_seq: int) -> int:
@@ -153,5 +153,3 @@ def _entry(row_id: bytes, fields: Any) -> StoredEntry:
     if value is None:
         raise StoreError(f"mailbox entry {row_id.decode()} has no value", Outcome.NOT_APPLIED)
     return StoredEntry(int(seq) - _ID_OFFSET, int(ordinal) - _ID_OFFSET, bytes(value))
-
-

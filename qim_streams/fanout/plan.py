@@ -1,0 +1,124 @@
+"""The dispatch plan: from one Outbox record and the shards of its membership version to GroupDispatches.
+
+Exactly one dispatch per shard that has members, however many; direct chats take the same path. Every
+byte follows from the record, its place in the Outbox and the immutable version: planning it again after
+a crash gives the same bytes (I10).
+
+Pure. Spec: §4.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+from blake3 import blake3
+
+from qim_streams import ids
+from qim_streams.errors import RecordError
+from qim_streams.log_ports import LogRecord
+from qim_streams.placement import ORDINAL_MAX, outbox_partition
+from qim_streams.records import (
+    GroupDispatch,
+    MessageRecord,
+    OutboxRecord,
+    decode_message,
+    decode_outbox,
+    record_key,
+)
+
+BODY_DIGEST_BYTES = 8
+_U64_MAX = 2**64 - 1
+
+ShardMap = Mapping[int, tuple[int, bytes | None]]  # shard -> (bitmap version, packed ordinals if inline)
+
+_text_id = lru_cache(maxsize=65_536)(ids.is_text_id)
+
+
+class OutboxMessage(NamedTuple):
+    """An Outbox record as read, decoded and checked."""
+
+    partition: int
+    offset: int
+    key: bytes
+    outbox: OutboxRecord
+    message: MessageRecord
+
+    @property
+    def conversation(self) -> tuple[str, str]:
+        """Tenant and conversation."""
+        return self.message.tenant_id, self.message.conversation_id
+
+
+def read_outbox(record: LogRecord, partition: int, partitions: int, mailbox_shards: int) -> OutboxMessage:
+    """The message of a record read from `partition`; RecordError says why it is not one.
+
+    Checked: ids, numbers that go into fixed-width fields, that the key names the conversation, that the
+    conversation belongs into this partition, and that every shard exists.
+    """
+    if record.value is None:
+        raise RecordError("OutboxRecord: a tombstone")
+    outbox = decode_outbox(record.value)
+    message = decode_message(outbox.message)
+    tenant, conversation = message.tenant_id, message.conversation_id
+    if not (_text_id(tenant) and _text_id(conversation)):
+        raise RecordError("OutboxRecord: tenant or conversation is not an id")
+    if not (_text_id(message.sender_id) and _text_id(message.sender_device_id)):
+        raise RecordError("OutboxRecord: sender or device is not an id")
+    if not ids.is_text_id(message.client_message_id):
+        raise RecordError("OutboxRecord: client_message_id is not an id")
+    if record.key != record_key(tenant, conversation):
+        raise RecordError("OutboxRecord: the key is not that of its conversation")
+    if outbox_partition(tenant, conversation, partitions) != partition:
+        raise RecordError(f"OutboxRecord: its conversation does not belong into partition {partition}")
+    if not _numbers_fit(outbox, message):
+        raise RecordError("OutboxRecord: a number is out of its range")
+    for shard, (_, packed) in (outbox.members or {}).items():
+        if not 0 <= shard < mailbox_shards or not packed or len(packed) % 4:
+            raise RecordError(f"OutboxRecord: members of shard {shard} are malformed")
+    return OutboxMessage(partition, record.offset, record.key, outbox, message)
+
+
+def _numbers_fit(outbox: OutboxRecord, message: MessageRecord) -> bool:
+    return (
+        message.conversation_seq >= 1
+        and 0 <= message.sender_ordinal <= ORDINAL_MAX
+        and 0 <= message.committed_at <= _U64_MAX
+        and 0 <= message.kind <= ORDINAL_MAX
+        and 0 <= outbox.fencing_epoch <= _U64_MAX
+    )
+
+
+def body_digest(body: bytes) -> bytes:
+    """8 bytes that tell a repeated record from a forged one."""
+    return blake3(body).digest(BODY_DIGEST_BYTES)
+
+
+def plan(source: OutboxMessage, shards: ShardMap) -> list[GroupDispatch]:
+    """One GroupDispatch per shard of the message's membership version, in shard order."""
+    message = source.message
+    digest = body_digest(message.body)
+    return [
+        GroupDispatch(
+            tenant_id=message.tenant_id,
+            dispatch_id=ids.dispatch_id(message.message_id, shard),
+            message_id=message.message_id,
+            conversation_id=message.conversation_id,
+            conversation_seq=message.conversation_seq,
+            last_activity_id=message.last_activity_id,
+            sender_id=message.sender_id,
+            fencing_epoch=source.outbox.fencing_epoch,
+            membership_version=message.membership_version,
+            target_mailbox_shard=shard,
+            kind=message.kind,
+            sender_ordinal=message.sender_ordinal,
+            sender_device_id=message.sender_device_id,
+            client_message_id=message.client_message_id,
+            body_digest=digest,
+            outbox_partition=source.partition,
+            outbox_offset=source.offset,
+            committed_at=message.committed_at,
+            bitmap_version=shards[shard][0],
+            members=shards[shard][1],
+        )
+        for shard in sorted(shards)
+    ]

@@ -1,0 +1,186 @@
+"""FanoutCoordinator: from Outbox records to exactly one GroupDispatch per target shard.
+
+A batch of one Outbox partition goes through these steps; each is durable before the next begins:
+
+1. decode; tell new, repeated, forged and poison records apart;
+2. the shards of each message's membership version, pinned by the commit that allocated its seq;
+3. poison to the dead letters;
+4. append all dispatches, in Outbox order, and wait for all acknowledgements;
+5. the page in ``conversation_progress``: the Outbox offset up to which everything is dispatched.
+
+Then the batch may be acknowledged. A crash after any step repeats the batch: the dispatches have the
+same bytes, and the mailbox stage drops those that it has. `handle` may be called again after
+StoreUnavailable. A hole in conversation_seq raises an alarm and stops nothing.
+
+Two workers may believe that they own a partition (a paused one wakes): both append the same dispatches,
+each in order from a point that is not after the first one missing, so the first occurrences stay in order.
+
+Spec: §4, §11, §14.1.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from qim_streams import failpoints
+from qim_streams.errors import RecordError
+from qim_streams.fanout import metrics
+from qim_streams.fanout.plan import OutboxMessage, ShardMap, plan, read_outbox
+from qim_streams.fanout.progress import ConversationProgress
+from qim_streams.fanout.recent import RecentMessages, Verdict
+from qim_streams.fanout.versions import MembershipVersions
+from qim_streams.log_ports import LogAppender, LogBatch, LogRecord, Outgoing, Poison, PoisonSink
+
+log = logging.getLogger(__name__)
+
+DISPATCHES_MAX = 5_000  # appended in one call
+
+Planned = tuple[OutboxMessage, ShardMap]
+
+
+class FanoutCoordinator:
+    """The fan-out stage of one worker. One `handle` per partition at a time."""
+
+    def __init__(
+        self,
+        outbox_topic: str,
+        dispatch_topic: str,
+        *,
+        outbox_partitions: int,
+        mailbox_shards: int,
+        appender: LogAppender,
+        versions: MembershipVersions,
+        progress: ConversationProgress,
+        poison: PoisonSink,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._outbox_topic, self._dispatch_topic = outbox_topic, dispatch_topic
+        self._outbox_partitions, self._mailbox_shards = outbox_partitions, mailbox_shards
+        self._log, self._versions, self._progress, self._poison = appender, versions, progress, poison
+        self._now_ms = now_ms
+        self._recent = RecentMessages()
+        self._buried: dict[int, int] = {}  # partition -> poison up to this offset was set aside
+
+    async def start_position(self, partition: int) -> int:
+        """The next Outbox offset to dispatch."""
+        self._buried.pop(partition, None)
+        return self._progress.read(partition) + 1
+
+    async def handle(self, batch: LogBatch) -> None:
+        """Make the dispatches of `batch` durable (see the module text)."""
+        failpoints.hit("fanout.outbox_polled")
+        messages, poison = self._decode(batch)
+        verdicts = self._recent.judge(messages)
+        todo = [
+            one for one, verdict in zip(messages, verdicts, strict=True) if verdict in _DISPATCHED_VERDICTS
+        ]
+        poison += [
+            self._poisoned(
+                one.partition, _record_of(batch, one.offset), "its message_id was used with other content"
+            )
+            for one, verdict in zip(messages, verdicts, strict=True)
+            if verdict is Verdict.FORGED
+        ]
+        planned: list[Planned] = []
+        for one, shards in zip(todo, await self._versions.load(todo), strict=True):
+            if shards is None:
+                metrics.ALARMS.labels("version_missing").inc()
+                record = _record_of(batch, one.offset)
+                poison.append(self._poisoned(one.partition, record, "its membership version is unknown"))
+            else:
+                planned.append((one, shards))
+        failpoints.hit("fanout.membership_pinned")
+        await self._bury(batch.partition, poison)
+        count = await self._append(planned)
+        failpoints.hit("fanout.all_appended")
+        self._recent.remember([one for one, _ in planned])
+        now_ms = self._now_ms()
+        self._progress.write(batch.partition, batch.records[-1].offset, now_ms)
+        await self._progress.barrier(batch.partition)
+        _count(planned, verdicts, poison, count, now_ms)
+
+    def _decode(self, batch: LogBatch) -> tuple[list[OutboxMessage], list[Poison]]:
+        messages, poison = [], []
+        for record in batch.records:
+            try:
+                messages.append(
+                    read_outbox(record, batch.partition, self._outbox_partitions, self._mailbox_shards)
+                )
+            except RecordError as error:
+                poison.append(self._poisoned(batch.partition, record, str(error)))
+        return messages, poison
+
+    def _poisoned(self, partition: int, record: LogRecord, cause: str) -> Poison:
+        return Poison(self._outbox_topic, partition, record, cause)
+
+    async def _bury(self, partition: int, poison: Sequence[Poison]) -> None:
+        """Set poison aside, once per offset unless the process dies in between."""
+        after = self._buried.get(partition, -1)
+        found = sorted(
+            (one for one in poison if one.record.offset > after), key=lambda one: one.record.offset
+        )
+        if not found:
+            return
+        for one in found[:5]:
+            log.error("outbox[%d]: poison at offset %d: %s", partition, one.record.offset, one.cause)
+        await self._poison.send(found)
+        self._buried[partition] = found[-1].record.offset
+
+    async def _append(self, planned: Sequence[Planned]) -> int:
+        """Append all dispatches in order, acknowledged; how many there were."""
+        count = 0
+        for part in _parts(self._outgoing(planned)):
+            if failpoints.armed("fanout.dispatch_appended_some") and len(part) > 1:
+                half = len(part) // 2
+                await self._log.append(part[:half])
+                failpoints.hit("fanout.dispatch_appended_some")
+                part, count = part[half:], count + half
+            await self._log.append(part)
+            count += len(part)
+        return count
+
+    def _outgoing(self, planned: Iterable[Planned]) -> Iterator[Outgoing]:
+        topic = self._dispatch_topic
+        for one, shards in planned:
+            for dispatch in plan(one, shards):
+                yield Outgoing(topic, dispatch.target_mailbox_shard, one.key, dispatch.encode())
+
+
+_DISPATCHED_VERDICTS = frozenset({Verdict.NEW, Verdict.AFTER_HOLE, Verdict.LATE})
+
+
+def _parts(outgoing: Iterator[Outgoing]) -> Iterator[list[Outgoing]]:
+    part: list[Outgoing] = []
+    for one in outgoing:
+        part.append(one)
+        if len(part) >= DISPATCHES_MAX:
+            yield part
+            part = []
+    if part:
+        yield part
+
+
+def _record_of(batch: LogBatch, offset: int) -> LogRecord:
+    return next(record for record in batch.records if record.offset == offset)
+
+
+def _count(
+    planned: Sequence[Planned],
+    verdicts: Sequence[Verdict],
+    poison: Sequence[Poison],
+    dispatches: int,
+    now_ms: int,
+) -> None:
+    for verdict in Verdict:
+        count = sum(one is verdict for one in verdicts)
+        if count:
+            metrics.RECORDS.labels(verdict.value).inc(count)
+            if verdict is Verdict.FORGED:
+                metrics.ALARMS.labels("forged_repeat").inc(count)
+            elif verdict is Verdict.AFTER_HOLE:
+                metrics.ALARMS.labels("seq_hole").inc(count)
+    if poison:
+        metrics.RECORDS.labels("poison").inc(len(poison))
+    metrics.DISPATCHES.inc(dispatches)
+    if planned:
+        oldest = min(one.message.committed_at for one, _ in planned)
+        metrics.DISPATCHED.observe(max(0.0, (now_ms - oldest) / 1000))

@@ -1,0 +1,60 @@
+"""The table ``lane_watermarks``: what W of a shard must never be found below.
+
+One value per shard, absolute: packed W, the epoch that wrote it, and when. It is written after the store
+moved, so it never promises more than was true; a store that is found below it has lost writes, and the
+shard replays from the store's own W before it is caught up (Spec: §11 rule 2).
+
+Spec: §5, §14.7.
+"""
+
+from typing import NamedTuple
+
+from qim_streams.codec import pack_fields, unpack_fields
+from qim_streams.mailbox import watermark as rule
+from qim_streams.mailbox.ports import ChangelogTable
+
+_PREFIX = b"w"
+
+
+class Floor(NamedTuple):
+    """W of a shard as the table holds it."""
+
+    lanes: tuple[int, ...]
+    epoch: int
+    at_ms: int
+
+    def encode(self) -> bytes:
+        """The value's bytes."""
+        return pack_fields((rule.pack(self.lanes), self.epoch, self.at_ms))
+
+
+def decode_floor(data: bytes) -> Floor:
+    """A Floor from its bytes; RecordError if they are not one."""
+    packed, epoch, at_ms = unpack_fields(data, 3, "Floor")[:3]
+    return Floor(rule.unpack(packed), epoch, at_ms)
+
+
+def floor_key(shard: int) -> bytes:
+    """The key of a shard's value."""
+    return _PREFIX + shard.to_bytes(4, "big")
+
+
+class WatermarkFloors:
+    """Reads and writes the table; partition = shard."""
+
+    def __init__(self, table: ChangelogTable) -> None:
+        self._table = table
+
+    def read(self, shard: int) -> int:
+        """The coverage that the table holds, -1 for none."""
+        data = self._table.read(shard, floor_key(shard))
+        return rule.NOTHING if data is None else rule.coverage(decode_floor(data).lanes)
+
+    def write(self, shard: int, coverage: int, epoch: int, at_ms: int) -> None:
+        """Set all lanes to `coverage`; durable after `barrier`."""
+        lanes = rule.unpack(rule.pack_uniform(coverage))
+        self._table.write_batch(shard, {floor_key(shard): Floor(lanes, epoch, at_ms).encode()})
+
+    async def barrier(self, shard: int) -> None:
+        """Wait until what was written is in the changelog."""
+        await self._table.barrier(shard)

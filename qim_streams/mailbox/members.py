@@ -1,0 +1,96 @@
+"""The members of a dispatch: inline when they are few, else the immutable bitmap of its version.
+
+A bitmap is cached under its own version, which changes only when the members of that shard change: a
+group's other versions, other shards and every further message hit the cache.
+
+Spec: §5.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pyroaring import BitMap
+
+from qim_streams.errors import RecordError
+from qim_streams.lru import LruMap
+from qim_streams.membership import bitmaps
+from qim_streams.membership.ports import MembershipReader
+from qim_streams.records import GroupDispatch, unpack_ordinals
+
+log = logging.getLogger(__name__)
+
+Members = list[int] | BitMap
+_MEMBERS_PER_BITMAP = 4_096  # the cache's weight bound, per bitmap of its count bound
+_ATTEMPTS = 6
+_FIRST_WAIT_S = 0.05
+
+_Key = tuple[str, str, int, int]
+
+
+class Addressed(NamedTuple):
+    """A record of the dispatch log with its recipients; without `dispatch` there is nothing to write."""
+
+    offset: int
+    dispatch: GroupDispatch | None
+    members: Members
+
+
+class MemberBitmaps:
+    """Members of dispatches, in bulk. `count_max` bitmaps are kept."""
+
+    def __init__(self, reader: MembershipReader, count_max: int) -> None:
+        self._reader = reader
+        self._cache: LruMap[_Key, BitMap] = LruMap(count_max, count_max * _MEMBERS_PER_BITMAP)
+
+    async def load(self, dispatches: Sequence[GroupDispatch]) -> list[Members | None]:
+        """The members of each dispatch; None when its bitmap is not in the store.
+
+        A missing bitmap is asked for a few times over about three seconds, since the store may be
+        catching up after a restart; one that cannot be read counts as missing.
+        """
+        found: list[Members | None] = [
+            None if one.members is None else unpack_ordinals(one.members) for one in dispatches
+        ]
+        absent = {_key(one): None for one in dispatches if one.members is None}
+        if absent:
+            known = await self._known(list(absent))
+            for index, one in enumerate(dispatches):
+                if one.members is None:
+                    found[index] = known.get(_key(one))
+        return found
+
+    async def _known(self, keys: list[_Key]) -> dict[_Key, BitMap]:
+        known = {key: bitmap for key in keys if (bitmap := self._cache.get(key)) is not None}
+        for attempt in range(_ATTEMPTS):
+            missing = [key for key in keys if key not in known]
+            if not missing:
+                break
+            if attempt:
+                await asyncio.sleep(_FIRST_WAIT_S * 2 ** (attempt - 1))
+            for key, data in zip(missing, await self._reader.bitmaps(missing), strict=True):
+                bitmap = _decoded(key, data)
+                if bitmap is not None:
+                    known[key] = bitmap
+                    self._cache.put(key, bitmap, max(1, len(bitmap)))
+        return known
+
+
+def _decoded(key: _Key, data: bytes | None) -> BitMap | None:
+    if data is None:
+        return None
+    try:
+        return bitmaps.decode(data)
+    except RecordError as error:
+        log.error("member bitmap %s of %s: %s", key[2:], key[1], error)
+        return None
+
+
+def _key(dispatch: GroupDispatch) -> _Key:
+    return (
+        dispatch.tenant_id,
+        dispatch.conversation_id,
+        dispatch.target_mailbox_shard,
+        dispatch.bitmap_version,
+    )

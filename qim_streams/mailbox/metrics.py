@@ -1,0 +1,19 @@
+"""Prometheus metrics of the mailbox stage, updated once per batch. No label is unbounded."""
+
+from prometheus_client import Counter, Histogram
+
+_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 120.0)
+
+RECORDS = Counter("qim_mailbox_records_total", "Dispatch records by what became of them", ("outcome",))
+ENTRIES = Counter("qim_mailbox_entries_total", "Mailbox entries written")
+CALLS = Counter("qim_mailbox_store_calls_total", "Store calls by kind", ("kind",))
+MAILBOXED = Histogram(
+    "qim_mailbox_mailboxed_seconds",
+    "From commit to the W that covers it, oldest of a batch",
+    buckets=_SECONDS,
+)
+ALARMS = Counter(
+    "qim_mailbox_alarms_total", "What an operator must look at; see docs for each kind", ("kind",)
+)
+"""Kinds: forged_repeat (a dispatch_id came again with other content), members_missing (a member bitmap is
+gone), store_refused (a mailbox refuses its entry), store_fell_back (W was found lower than it was)."""

@@ -1,0 +1,186 @@
+"""MailboxMaterialiser: from dispatch records to mailbox entries, W, and push.
+
+A batch of one shard goes through these steps; each is durable before the next begins:
+
+1. decode; tell new, replayed, repeated and poison records apart (``intake``);
+2. load the members (``members``);
+3. poison to the dead letters;
+4. entries, and W over them, in record order (``writer``);
+5. push to devices that are online;
+6. the page in ``dispatch_progress`` and W in ``lane_watermarks``, both acknowledged by the log.
+
+Then the batch may be acknowledged. A crash after any step repeats the batch from step 1: entries are
+skipped where they exist, W does not move twice, push repeats (clients drop by event_id), pages are
+absolute. `handle` may be called again with the same batch after StoreUnavailable.
+
+Where a shard starts: after the last offset that page, table and store all know. What the store is ahead
+of is not written again, only its page; what it is behind of is written again (it lost its last writes).
+
+Spec: §5, §6, §11, §14.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from qim_streams import failpoints
+from qim_streams.errors import InvariantViolation
+from qim_streams.log_ports import LogBatch, Poison, PoisonSink
+from qim_streams.mailbox import metrics
+from qim_streams.mailbox import watermark as rule
+from qim_streams.mailbox.floors import WatermarkFloors
+from qim_streams.mailbox.intake import Kind, Taken, take
+from qim_streams.mailbox.members import Addressed, MemberBitmaps
+from qim_streams.mailbox.ports import MailboxStore
+from qim_streams.mailbox.progress import DispatchProgress
+from qim_streams.mailbox.shards import Shard, ShardLeases
+from qim_streams.mailbox.writer import EntryWriter
+from qim_streams.push.ports import Pusher
+from qim_streams.records import GroupDispatch
+
+log = logging.getLogger(__name__)
+
+LogEnd = Callable[[int], Awaitable[int]]
+_NOBODY: list[int] = []
+
+
+class MailboxMaterialiser:
+    """The mailbox stage of one worker. One `handle` per shard at a time; shards are independent."""
+
+    def __init__(
+        self,
+        topic: str,
+        *,
+        store: MailboxStore,
+        leases: ShardLeases,
+        progress: DispatchProgress,
+        floors: WatermarkFloors,
+        members: MemberBitmaps,
+        poison: PoisonSink,
+        pusher: Pusher,
+        log_end: LogEnd,
+        now_ms: Callable[[], int],
+        entries_max: int,
+    ) -> None:
+        self._topic, self._store, self._leases = topic, store, leases
+        self._progress, self._floors, self._members = progress, floors, members
+        self._poison, self._pusher = poison, pusher
+        self._log_end, self._now_ms = log_end, now_ms
+        self._writer = EntryWriter(store, progress, entries_max)
+
+    # -- a shard comes and goes
+
+    async def start_position(self, shard: int) -> int:
+        """Take the shard's lease and say which offset comes next.
+
+        InvariantViolation when the log ends before what was promised: it was re-created or truncated.
+        """
+        epoch = await self._leases.acquire(shard)
+        state = await self._store.watermark(shard)
+        paged = await self._progress.recover(shard)
+        tabled = self._floors.read(shard)
+        stored = rule.coverage(state.lanes)
+        if len(set(state.lanes)) != 1:
+            raise InvariantViolation(f"shard {shard}: lanes stand apart; this version moves them together")
+        done, floor = min(paged, tabled), max(paged, tabled)
+        end = await self._log_end(shard)
+        if max(floor, stored) >= end:
+            raise InvariantViolation(
+                f"shard {shard}: W is {max(floor, stored)}, but the log ends at {end - 1}: the topic was "
+                "re-created or truncated; raise the shard's epoch and reset its position"
+            )
+        if stored < floor:
+            metrics.ALARMS.labels("store_fell_back").inc()
+            log.error("shard %d: W is %d in the store and was %d: replaying", shard, stored, floor)
+        served = Shard(
+            shard, epoch, coverage=stored, floor=floor, pushed_through=done, buried_through=rule.NOTHING
+        )
+        await self._pusher.attach(served)
+        self._leases.served[shard] = served
+        log.info("shard %d: epoch %d, W %d, done %d", shard, epoch, stored, done)
+        return min(done, stored) + 1
+
+    async def release(self, shards: frozenset[int]) -> None:
+        """Give `shards` up: nothing more is written to them by us."""
+        for shard in shards:
+            self._progress.forget(shard)
+        await self._pusher.detach(shards)
+        self._leases.release(shards)
+
+    async def close(self) -> None:
+        """Give everything up."""
+        await self._leases.close()
+
+    # -- a batch
+
+    async def handle(self, batch: LogBatch) -> None:
+        """Make everything that `batch` causes durable (see the module text)."""
+        shard = self._leases.served[batch.partition]
+        failpoints.hit("mailbox.dispatch_polled")
+        await self._writer.settle(shard)
+        if shard.coverage < batch.previous_offset:
+            raise InvariantViolation(
+                f"shard {shard.shard}: W is {shard.coverage}, but {batch.previous_offset} was read before: "
+                "records in between would be covered without entries"
+            )
+        taken = take(batch.records, shard.shard, lambda wanted: self._progress.seen(shard.shard, wanted))
+        taken, records = await self._address(taken)
+        failpoints.hit("mailbox.bitmap_loaded")
+        await self._bury(shard, taken)
+        await self._writer.write(shard, records)
+        await self._pusher.push(shard, records)
+        failpoints.hit("mailbox.pushed")
+        await self._finish(shard, batch, taken)
+
+    async def _address(self, taken: Sequence[Taken]) -> tuple[list[Taken], list[Addressed]]:
+        """Every record with its members; one whose members are gone becomes poison."""
+        dispatches: list[GroupDispatch] = [
+            one.dispatch for one in taken if one.dispatch is not None and one.is_done_here
+        ]
+        loaded = iter(await self._members.load(dispatches))
+        judged, records = [], []
+        for one in taken:
+            dispatch = one.dispatch if one.is_done_here else None
+            members = next(loaded) if dispatch is not None else _NOBODY
+            if members is None:
+                cause = "GroupDispatch: its member bitmap is not in the membership store"
+                metrics.ALARMS.labels("members_missing").inc()
+                one, dispatch, members = one._replace(kind=Kind.POISON, cause=cause), None, _NOBODY
+            judged.append(one)
+            records.append(Addressed(one.offset, dispatch, members))
+        return judged, records
+
+    async def _bury(self, shard: Shard, taken: Sequence[Taken]) -> None:
+        """Set poison aside, once per offset unless the process dies in between."""
+        found = [one for one in taken if one.kind is Kind.POISON and one.offset > shard.buried_through]
+        if not found:
+            return
+        forged = sum(one.forged for one in found)
+        if forged:
+            metrics.ALARMS.labels("forged_repeat").inc(forged)
+        for one in found[:5]:
+            log.error("shard %d: poison at offset %d: %s", shard.shard, one.offset, one.cause)
+        await self._poison.send([Poison(self._topic, shard.shard, one.record, one.cause) for one in found])
+        shard.buried_through = found[-1].offset
+
+    async def _finish(self, shard: Shard, batch: LogBatch, taken: Sequence[Taken]) -> None:
+        first, last = batch.previous_offset + 1, taken[-1].offset
+        rows = [one.done() for one in taken if one.is_done_here]
+        now_ms = self._now_ms()
+        self._progress.write_page(shard.shard, first, last, rows, now_ms)
+        if last >= shard.floor:
+            self._floors.write(shard.shard, last, shard.epoch, now_ms)
+        await asyncio.gather(self._progress.barrier(shard.shard), self._floors.barrier(shard.shard))
+        shard.floor = max(shard.floor, last)
+        failpoints.hit("mailbox.progress_marked")
+        _count(taken, now_ms)
+
+
+def _count(taken: Sequence[Taken], now_ms: int) -> None:
+    for kind in Kind:
+        count = sum(one.kind is kind for one in taken)
+        if count:
+            metrics.RECORDS.labels(kind.value).inc(count)
+    ages = [one.dispatch.committed_at for one in taken if one.kind is Kind.NEW and one.dispatch is not None]
+    if ages:
+        metrics.MAILBOXED.observe(max(0.0, (now_ms - min(ages)) / 1000))

@@ -1,0 +1,185 @@
+"""PushStage: presence, push batches, and the promise that makes the login barrier work.
+
+The promise (PresenceReady{from_seq}): every entry of the shard above from_seq will be pushed to this
+connection. It holds because looking up the recipients of a record and raising `pushed_through` happen
+without a wait in between, and from_seq is `pushed_through` at the moment when the device is in the cache.
+It is given again after a restart, for every live device, from the position where pushing resumes.
+
+Push is best effort: a message whose body the hot tier lost is not pushed (counted), a device over the
+bound is not pushed to. Nothing here moves a cursor or W.
+
+Spec: §6, §7.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import NoReturn
+
+from qim_streams.errors import StoreUnavailable
+from qim_streams.log_ports import LogAppender, LogRecord, Outgoing
+from qim_streams.mailbox.members import Addressed
+from qim_streams.mailbox.shards import Shard
+from qim_streams.ownership.ports import LeaseStore
+from qim_streams.push import metrics
+from qim_streams.push.batches import Audiences, build_batches, find_audiences, ready_batches
+from qim_streams.push.bodies import CommonBodies
+from qim_streams.push.ports import Follower
+from qim_streams.push.presence import Device, DeviceBudget, EpochTable, OnlineDevices
+from qim_streams.records import PushBatch
+
+log = logging.getLogger(__name__)
+
+LIVENESS_S = 1.0  # how often the leases of ConnectionShards are looked at
+
+Die = Callable[[str], NoReturn]
+
+
+class PushStage:
+    """`Pusher` over the presence log and the push log."""
+
+    def __init__(
+        self,
+        topic: str,
+        *,
+        connection_shards: int,
+        log_appender: LogAppender,
+        bodies: CommonBodies,
+        leases: LeaseStore,
+        follower: Follower,
+        die: Die,
+    ) -> None:
+        self._topic, self._connection_shards = topic, connection_shards
+        self._log, self._bodies, self._leases, self._die = log_appender, bodies, leases, die
+        self._follower = follower
+        follower.start(self.on_presence)
+        self._epochs, self._budget = EpochTable(), DeviceBudget()
+        self._online: dict[int, OnlineDevices] = {}
+        self._ready: dict[int, Shard] = {}  # shards whose devices have been told
+        self._unready: dict[int, Shard] = {}  # shards whose devices will be told once W caught up
+        self._task: asyncio.Task[None] | None = None
+
+    # -- shards come and go
+
+    async def attach(self, shard: Shard) -> None:
+        """See `Pusher.attach`."""
+        await self.detach(frozenset({shard.shard}))
+        self._online[shard.shard] = OnlineDevices(self._epochs, self._budget)
+        await self._follower.follow(shard.shard)
+        await self._look_at_leases()
+        self._watch()
+        self._unready[shard.shard] = shard
+        await self._tell_waiting(shard)
+
+    async def detach(self, shards: frozenset[int]) -> None:
+        """See `Pusher.detach`."""
+        self._follower.unfollow(shards)
+        for shard in shards:
+            self._ready.pop(shard, None)
+            self._unready.pop(shard, None)
+            online = self._online.pop(shard, None)
+            if online is not None:
+                online.close()
+
+    async def close(self) -> None:
+        """Stop following and watching."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+        await self._follower.close()
+        await self.detach(frozenset(self._online))
+
+    # -- push
+
+    async def push(self, shard: Shard, records: Sequence[Addressed]) -> None:
+        """See `Pusher.push`. On an error `pushed_through` is where the failed part began."""
+        todo = [one for one in records if one.offset > shard.pushed_through]
+        online = self._online.get(shard.shard)
+        if online is None or not len(online):
+            if todo:
+                shard.pushed_through = todo[-1].offset
+        else:
+            for last, audiences in find_audiences(todo, online):
+                before, shard.pushed_through = shard.pushed_through, last
+                try:
+                    await self._push(shard, audiences)
+                except BaseException:
+                    shard.pushed_through = before
+                    raise
+        await self._tell_waiting(shard)
+
+    async def _push(self, shard: Shard, audiences: Audiences) -> None:
+        if not audiences:
+            return
+        bodies = await self._bodies.load([one.dispatch for part in audiences.values() for one in part])
+        await self._append(build_batches(shard.shard, shard.epoch, audiences, bodies))
+
+    async def _append(self, batches: Iterable[tuple[int, PushBatch]]) -> None:
+        outgoing = []
+        for target, batch in batches:
+            if target >= self._connection_shards:
+                continue  # written under another configuration: nobody reads that partition
+            outgoing.append(Outgoing(self._topic, target, None, batch.encode()))
+            metrics.ITEMS.inc(len(batch.items))
+            metrics.RECIPIENTS.inc(sum(len(item.recipients) for item in batch.items))
+            metrics.READY.inc(len(batch.ready))
+        if outgoing:
+            await self._log.append(outgoing)
+            metrics.BATCHES.inc(len(outgoing))
+
+    # -- presence
+
+    async def on_presence(self, partition: int, records: Sequence[LogRecord]) -> None:
+        """Apply presence records of a followed shard; tell devices that are newly online."""
+        online = self._online.get(partition)
+        if online is None:
+            return
+        arrived = [device for one in records if (device := online.apply(one.key, one.value)) is not None]
+        shard = self._ready.get(partition)
+        if shard is not None and arrived:
+            await self._tell(shard, arrived)
+
+    async def _tell(self, shard: Shard, devices: Iterable[Device]) -> None:
+        await self._append(ready_batches(shard.shard, shard.epoch, devices, shard.pushed_through))
+
+    async def _tell_waiting(self, shard: Shard) -> None:
+        """Give the promise to all devices of a shard whose readers see all that they were promised."""
+        if shard.shard not in self._unready or not shard.caught_up:
+            return
+        del self._unready[shard.shard]
+        self._ready[shard.shard] = shard
+        await self._tell(shard, self._online[shard.shard].live())
+
+    # -- leases of gateways
+
+    def _watch(self) -> None:
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="push-liveness")
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                await asyncio.sleep(LIVENESS_S)
+                failure = self._follower.failure()
+                if failure is not None:
+                    self._die(f"the presence log is not read any more: {type(failure).__name__}: {failure}")
+                try:
+                    await self._look_at_leases()
+                except StoreUnavailable as error:
+                    log.warning("leases of gateways are unknown, keeping what was known: %s", error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, nobody looks any more
+            self._die(f"push: {type(error).__name__}: {error}")
+
+    async def _look_at_leases(self) -> None:
+        asked = self._epochs.known()
+        if not asked:
+            return
+        holders = await self._leases.holders([f"cs:{shard}" for shard in asked])
+        revived = self._epochs.update(asked, holders)
+        for number, online in list(self._online.items()):
+            purged = online.purge()
+            if purged:
+                log.info("shard %d: %d devices of ended gateways dropped", number, purged)
+            if revived and number in self._ready:
+                await self._tell(self._ready[number], online.live(revived))
