@@ -22,3 +22,6 @@ SERVER_FRAME_BYTES_MAX = 2 * 1024 * 1024  # what a client must be able to receiv
 GROUP_PAGE_MAX = 1_000  # members in one GROUP_STATE
 AUTH_ATTEMPTS_MAX = 3  # AUTH frames on one connection: cursor refused, rebased, empty
 DEVICES_MAX = 32  # devices of a user with a session; the one unseen for longest gives way
+API_BODY_BYTES_MAX = 1024 * 1024  # a request to the admin API: 5,000 user ids fit
+API_CONNECTIONS_MAX = 64
+TOKEN_TTL_MAX_S = 30 * 86_400  # of an access token minted by the admin API

@@ -1,0 +1,66 @@
+"""The admin API as one ASGI application.
+
+Invariants: every route but health, version and the documents needs the key; every error has one form;
+no body over the limit is read; nothing is loaded from outside.
+"""
+
+from fastapi import Depends, FastAPI
+from fastapi.responses import HTMLResponse
+from starlette.types import ASGIApp
+
+from qim_streams import __version__
+from qim_streams.api import failures, page
+from qim_streams.api.conversations import conversation_routes
+from qim_streams.api.groups import group_routes
+from qim_streams.api.guard import BodyLimit, require_key
+from qim_streams.api.health import health_routes
+from qim_streams.api.messages import message_routes
+from qim_streams.api.models import FailureAnswer
+from qim_streams.api.ports import ApiDeps
+from qim_streams.api.tokens import token_routes
+
+TITLE = "Q-IM streams admin API"
+DESCRIPTION = (
+    "Groups, direct chats, access tokens, conversation heads and message traces. Every route below /v1 needs "
+    "the admin key. Every error has the form {code, name, temporary, detail, field, retry_after_ms}; "
+    "repeating a change whose outcome is not known is safe."
+)
+
+
+def build_api(deps: ApiDeps) -> ASGIApp:
+    """The application: routes, key, limits, documents."""
+    return BodyLimit(build_routes(deps))
+
+
+def build_routes(deps: ApiDeps) -> FastAPI:
+    """The routes, without the limit on bodies."""
+    app = FastAPI(
+        title=TITLE,
+        version=__version__,
+        description=DESCRIPTION,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    failures.install(app)
+    app.include_router(health_routes(deps.probes))
+    keyed = [
+        group_routes(deps.commands),
+        conversation_routes(deps.commands, deps.conversations),
+        message_routes(deps.trace),
+        token_routes(deps.mint),
+    ]
+    guard = Depends(require_key(deps.api_key))
+    for routes in keyed:
+        app.include_router(
+            routes,
+            dependencies=[guard],
+            responses={"4XX": {"model": FailureAnswer}, "5XX": {"model": FailureAnswer}},
+        )
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        """The document for people."""
+        return HTMLResponse(page.render(app.openapi()), headers=page.HEADERS)
+
+    return app

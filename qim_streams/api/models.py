@@ -1,0 +1,178 @@
+"""Requests and answers of the admin API, and the form of ids. The OpenAPI document is made from them.
+
+Spec: §4.
+"""
+
+from typing import Annotated, Literal
+
+from fastapi import Path
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from qim_streams import limits
+from qim_streams.ids import TEXT_ID_MAX
+from qim_streams.membership.ports import Conversation
+from qim_streams.wire.frames_group import GroupState
+
+ID_PATTERN = rf"^[A-Za-z0-9][A-Za-z0-9._@~-]{{0,{TEXT_ID_MAX - 1}}}$"
+MESSAGE_ID_PATTERN = r"^[0-9a-fA-F]{32}$"
+
+Id = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
+Tenant = Annotated[str, Path(pattern=ID_PATTERN, description="tenant")]
+ConversationPath = Annotated[str, Path(pattern=ID_PATTERN, description="conversation")]
+UserPath = Annotated[str, Path(pattern=ID_PATTERN, description="user")]
+MessagePath = Annotated[str, Path(pattern=MESSAGE_ID_PATTERN, description="message id, 32 hex digits")]
+Users = Annotated[list[Id], Field(min_length=1, max_length=limits.GROUP_MEMBERS_PER_CHANGE_MAX)]
+SendPolicy = Literal["members", "admins"]
+JoinPolicy = Literal["invite", "open"]
+HistoryPolicy = Literal["joined", "all"]
+Role = Literal["owner", "admin", "member"]
+Name = Annotated[str, StringConstraints(max_length=limits.GROUP_NAME_MAX)]
+
+
+class Request(BaseModel):
+    """A request body: unknown fields are errors, so a misspelt one is not ignored."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class CreateGroup(Request):
+    """A new group. Without `owner` the first of `members` owns it."""
+
+    conversation_id: Id | None = Field(None, description="wanted id; null: the server makes one")
+    owner: Id | None = None
+    members: Annotated[list[Id], Field(max_length=limits.GROUP_MEMBERS_PER_CHANGE_MAX)] = []
+    name: Name = ""
+    send_policy: SendPolicy = "members"
+    join_policy: JoinPolicy = "invite"
+    history_policy: HistoryPolicy = "joined"
+
+
+class UpdateGroup(Request):
+    """What changes; what is null stays."""
+
+    name: Name | None = None
+    send_policy: SendPolicy | None = None
+    join_policy: JoinPolicy | None = None
+    history_policy: HistoryPolicy | None = None
+
+
+class UserList(Request):
+    """Users to add or remove."""
+
+    user_ids: Users
+
+
+class OneUser(Request):
+    """The user on whose behalf something is done."""
+
+    user_id: Id
+
+
+class SetRole(Request):
+    """A member's new role; `owner` hands the group over."""
+
+    role: Role
+
+
+class DirectChat(Request):
+    """Two users; one user twice is his chat with himself."""
+
+    user_id: Id
+    peer_id: Id
+
+
+class MintToken(Request):
+    """Whom a token is for, and for how long."""
+
+    user_id: Id
+    ttl_s: int = Field(3_600, ge=1, le=limits.TOKEN_TTL_MAX_S, description="seconds")
+
+
+class MemberAnswer(BaseModel):
+    """An active member."""
+
+    user_id: str
+    role: Role
+
+
+class GroupAnswer(BaseModel):
+    """A group (or direct chat) as it stands, with a page of its members."""
+
+    conversation_id: str
+    kind: Literal["direct", "group"]
+    name: str
+    version: int = Field(description="grows with every change of members")
+    send_policy: SendPolicy
+    join_policy: JoinPolicy
+    history_policy: HistoryPolicy
+    members_active: int
+    members: list[MemberAnswer]
+    next_user_id: str | None = Field(description="start of the next page; null: this was the last")
+    dismissed: bool
+
+
+class HeadAnswer(BaseModel):
+    """A conversation's head."""
+
+    conversation_id: str
+    kind: Literal["direct", "group"]
+    last_seq: int = Field(description="last allocated conversation_seq, 0 for none")
+    version: int
+    name: str
+    send_policy: SendPolicy
+    join_policy: JoinPolicy
+    history_policy: HistoryPolicy
+    members_active: int
+    members_max: int
+    created_at: int = Field(description="milliseconds since the epoch")
+    dismissed: bool
+
+
+class TokenAnswer(BaseModel):
+    """An access token. Keep it secret."""
+
+    access_token: str
+    expires_at: int = Field(description="seconds since the epoch")
+
+
+class HealthAnswer(BaseModel):
+    """Whether the process is alive."""
+
+    status: Literal["ok"]
+
+
+class ReadyAnswer(BaseModel):
+    """Whether every dependency answers; `dependencies` maps each to `ok` or to the kind of its failure."""
+
+    ready: bool
+    dependencies: dict[str, str]
+
+
+class VersionAnswer(BaseModel):
+    """What is running."""
+
+    version: str
+
+
+class FailureAnswer(BaseModel):
+    """Every error has this form."""
+
+    code: int
+    name: str
+    temporary: bool = Field(description="the same request may succeed later")
+    detail: str
+    field: str | None
+    retry_after_ms: int | None
+
+
+def group_answer(state: GroupState) -> GroupAnswer:
+    """The answer for a GROUP_STATE."""
+    return GroupAnswer.model_validate(
+        state._asdict() | {"members": [member._asdict() for member in state.members]}
+    )
+
+
+def head_answer(head: Conversation) -> HeadAnswer:
+    """The answer for a head."""
+    fields = {name: getattr(head, name) for name in HeadAnswer.model_fields if name != "last_seq"}
+    return HeadAnswer(last_seq=head.seq, **fields)

@@ -1,0 +1,63 @@
+"""What the admin API needs of the rest of the system.
+
+Spec: §1, §4.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from qim_streams.membership.ports import Conversation
+from qim_streams.trace.model import MessageTrace
+from qim_streams.wire.frames_group import GroupFrame, GroupState
+
+
+class Commands(Protocol):
+    """Changes of conversations, carried out by the writer that owns each of them.
+
+    AdmissionRefused: the rules say no. StoreUnavailable: no writer answers now; the change may or may
+    not have been made (outcome), and repeating it is safe. TimeoutError: the same.
+    """
+
+    async def group(self, tenant_id: str, actor: str | None, request: GroupFrame) -> GroupState:
+        """Carry out a GROUP frame on behalf of user `actor`, or as the operator (None)."""
+
+    async def direct(self, tenant_id: str, user_id: str, peer_id: str) -> GroupState:
+        """The direct chat of two users, made when there is none."""
+
+
+class Conversations(Protocol):
+    """Reading heads of conversations."""
+
+    async def conversation(self, tenant_id: str, conversation_id: str) -> Conversation | None:
+        """The head, None when there is no such conversation."""
+
+
+class Tracing(Protocol):
+    """Tracing messages."""
+
+    async def __call__(self, tenant_id: str, message_id: bytes, conversation_id: str | None) -> MessageTrace:
+        """The way of a message; the conversation, when known, narrows the search."""
+
+
+class TokenMint(Protocol):
+    """Issuing access tokens."""
+
+    def __call__(self, tenant_id: str, user_id: str, ttl_s: int) -> tuple[str, int]:
+        """A token for a user and when it expires, seconds since the epoch."""
+
+
+Probe = Callable[[], Awaitable[object]]
+"""Returns when a dependency answers, raises when it does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiDeps:
+    """Everything the API uses. `mint` is None where no HS256 secret is configured."""
+
+    api_key: bytes
+    commands: Commands
+    conversations: Conversations
+    trace: Tracing
+    mint: TokenMint | None
+    probes: Mapping[str, Probe]
