@@ -114,7 +114,9 @@ def install(app: FastAPI) -> None:
     async def invalid(request: Request, failure: Exception) -> JSONResponse:
         assert isinstance(failure, RequestValidationError)
         first = failure.errors()[0]
-        field = ".".join(str(part) for part in first["loc"][1:]) or str(first["loc"][0])
+        # The place of a syntax error is a number of characters, not a field.
+        path = () if first["type"] == "json_invalid" else first["loc"][1:]
+        field = ".".join(str(part) for part in path) or str(first["loc"][0])
         return answer(ProtocolError("FIELD_INVALID", str(first["msg"]), field=field))
 
     async def http(request: Request, failure: Exception) -> JSONResponse:

@@ -3,15 +3,15 @@
 Spec: §4.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import Path
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from qim_streams import limits
 from qim_streams.ids import TEXT_ID_MAX
+from qim_streams.membership.commands import GroupState
 from qim_streams.membership.ports import Conversation
-from qim_streams.wire.frames_group import GroupState
 
 ID_PATTERN = rf"^[A-Za-z0-9][A-Za-z0-9._@~-]{{0,{TEXT_ID_MAX - 1}}}$"
 MESSAGE_ID_PATTERN = r"^[0-9a-fA-F]{32}$"
@@ -95,29 +95,13 @@ class MemberAnswer(BaseModel):
     role: Role
 
 
-class GroupAnswer(BaseModel):
-    """A group (or direct chat) as it stands, with a page of its members."""
-
-    conversation_id: str
-    kind: Literal["direct", "group"]
-    name: str
-    version: int = Field(description="grows with every change of members")
-    send_policy: SendPolicy
-    join_policy: JoinPolicy
-    history_policy: HistoryPolicy
-    members_active: int
-    members: list[MemberAnswer]
-    next_user_id: str | None = Field(description="start of the next page; null: this was the last")
-    dismissed: bool
-
-
-class HeadAnswer(BaseModel):
-    """A conversation's head."""
+class ConversationAnswer(BaseModel):
+    """A conversation as it stands."""
 
     conversation_id: str
     kind: Literal["direct", "group"]
     last_seq: int = Field(description="last allocated conversation_seq, 0 for none")
-    version: int
+    version: int = Field(description="grows with every change")
     name: str
     send_policy: SendPolicy
     join_policy: JoinPolicy
@@ -126,6 +110,13 @@ class HeadAnswer(BaseModel):
     members_max: int
     created_at: int = Field(description="milliseconds since the epoch")
     dismissed: bool
+
+
+class GroupAnswer(ConversationAnswer):
+    """A conversation with a page of its active members, by user id."""
+
+    members: list[MemberAnswer]
+    next_user_id: str | None = Field(description="pass as after_user_id for the next page; null: no more")
 
 
 class TokenAnswer(BaseModel):
@@ -165,14 +156,17 @@ class FailureAnswer(BaseModel):
     retry_after_ms: int | None
 
 
-def group_answer(state: GroupState) -> GroupAnswer:
-    """The answer for a GROUP_STATE."""
-    return GroupAnswer.model_validate(
-        state._asdict() | {"members": [member._asdict() for member in state.members]}
-    )
-
-
-def head_answer(head: Conversation) -> HeadAnswer:
+def conversation_answer(head: Conversation) -> ConversationAnswer:
     """The answer for a head."""
-    fields = {name: getattr(head, name) for name in HeadAnswer.model_fields if name != "last_seq"}
-    return HeadAnswer(last_seq=head.seq, **fields)
+    return ConversationAnswer(**_fields(head))
+
+
+def group_answer(state: GroupState) -> GroupAnswer:
+    """The answer for a group and a page of its members."""
+    members = [MemberAnswer(user_id=one.user_id, role=one.role) for one in state.members]  # type: ignore[arg-type]
+    return GroupAnswer(members=members, next_user_id=state.next_user_id, **_fields(state.conversation))
+
+
+def _fields(head: Conversation) -> dict[str, Any]:
+    fields = {name: getattr(head, name) for name in ConversationAnswer.model_fields if name != "last_seq"}
+    return fields | {"last_seq": head.seq}

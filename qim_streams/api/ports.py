@@ -7,22 +7,22 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from qim_streams.membership.commands import GroupCommand, GroupState
 from qim_streams.membership.ports import Conversation
 from qim_streams.trace.model import MessageTrace
-from qim_streams.wire.frames_group import GroupFrame, GroupState
 
 
 class Commands(Protocol):
     """Changes of conversations, carried out by the writer that owns each of them.
 
-    AdmissionRefused: the rules say no. StoreUnavailable: no writer answers now; the change may or may
-    not have been made (outcome), and repeating it is safe. TimeoutError: the same.
+    AdmissionRefused: the rules say no. StoreUnavailable, TimeoutError: no writer answers now; the change
+    may or may not have been made, and repeating it is safe.
     """
 
-    async def group(self, tenant_id: str, actor: str | None, request: GroupFrame) -> GroupState:
-        """Carry out a GROUP frame on behalf of user `actor`, or as the operator (None)."""
+    async def group(self, command: GroupCommand) -> GroupState:
+        """Carry out a command, on behalf of its actor or as the operator (actor_id None)."""
 
-    async def direct(self, tenant_id: str, user_id: str, peer_id: str) -> GroupState:
+    async def direct(self, tenant_id: str, user_id: str, peer_id: str) -> Conversation:
         """The direct chat of two users, made when there is none."""
 
 
@@ -53,10 +53,14 @@ Probe = Callable[[], Awaitable[object]]
 
 @dataclass(frozen=True, slots=True)
 class ApiDeps:
-    """Everything the API uses. `mint` is None where no HS256 secret is configured."""
+    """Everything the API uses. `mint` is None where no HS256 secret is configured.
+
+    `new_group_id` makes the id of a group that was asked for without one.
+    """
 
     api_key: bytes
     commands: Commands
+    new_group_id: Callable[[], str]
     conversations: Conversations
     trace: Tracing
     mint: TokenMint | None
