@@ -189,6 +189,9 @@ def _download(jar_set: JarSet, folder: Path, progress: Progress) -> None:
         )
     progress(f"fetching {jar_set.name} {jar_set.version} with mvn into {folder} (once)")
     started = time.monotonic()
+    # Left over from a download that was killed: we hold the lock, so nobody works in it.
+    for left_over in folder.parent.glob(f".{folder.name}.*/"):
+        shutil.rmtree(left_over, ignore_errors=True)
     work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         target = work / "jars"
@@ -235,11 +238,11 @@ def _run_mvn(mvn: str, jar_set: JarSet, work: Path, target: Path) -> None:
 
 
 def first_error(output: str) -> str:
-    """The first `[ERROR]` line of mvn without its colours, at most 300 characters; '' when none."""
+    """The first `[ERROR]` line of mvn without its colours, at most 400 characters; '' when none."""
     for line in output.splitlines():
         _, mark, text = _COLOUR.sub("", line).partition("[ERROR]")
         if mark and text.strip():
-            return text.strip()[:300]
+            return text.strip()[:400]
     return ""
 
 

@@ -254,7 +254,7 @@ def _as_role(server: LocalServer) -> RoleSpec:
         argv=command.argv,
         env=command.env,
         inherit_settings=False,
-        ports=server.ports,
+        ports={setting.partition("_")[2]: port for setting, port in server.ports.items()},
         ready=server.is_ready,
         order=SERVER_ORDER,
         ready_deadline_s=server.start_deadline_s,

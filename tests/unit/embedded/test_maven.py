@@ -84,6 +84,14 @@ def test_a_failed_download_says_what_to_do_and_leaves_nothing(
     assert [path.name for path in (tmp_path / "cache" / "jars").iterdir() if path.is_dir()] == []
 
 
+def test_a_killed_download_is_cleaned_up_by_the_next(tmp_path: Path, runs: Path) -> None:
+    jars_root = tmp_path / "cache" / "jars"
+    left_over = jars_root / f".{JARS.folder_name}.abc123" / "jars"
+    left_over.mkdir(parents=True)
+    ensure_jars(JARS, cache=tmp_path / "cache", progress=silent)
+    assert [path.name for path in jars_root.iterdir() if path.is_dir()] == [JARS.folder_name]
+
+
 def test_without_mvn_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(JavaMissingError, match=r"install Maven.*--broker HOST:PORT"):

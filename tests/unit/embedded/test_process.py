@@ -19,6 +19,11 @@ STUBBORN = (
     "print('up', flush=True); time.sleep(60)"
 )
 
+POLITE = (
+    "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(3)); "
+    "print('up', flush=True); time.sleep(60)"
+)
+
 
 def start(tmp_path: Path, code: str) -> ChildProcess:
     return start_child(
@@ -58,11 +63,11 @@ def test_a_child_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) 
     assert child.stop(0.1) == -signal.SIGKILL
 
 
-def test_a_paused_child_can_be_stopped(tmp_path: Path) -> None:
-    child = start(tmp_path, "import time; print('up', flush=True); time.sleep(60)")
+def test_a_paused_child_can_be_stopped_cleanly(tmp_path: Path) -> None:
+    child = start(tmp_path, POLITE)
     eventually_sync(lambda: said_up(child))
     child.send_signal(signal.SIGSTOP)
-    assert child.stop(20) == -signal.SIGTERM
+    assert child.stop(20) == 3
 
 
 async def test_waiting_and_stopping_do_not_block_the_loop(tmp_path: Path) -> None:

@@ -199,13 +199,17 @@ async def test_a_taken_port_is_reported_before_anything_starts(tmp_path: Path) -
 async def test_a_signal_stops_and_a_second_one_kills(tmp_path: Path) -> None:
     stubborn = ("sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.1; done")
     log = tmp_path / "log" / "stubborn.log"
-    role = RoleSpec("stubborn", stubborn, ready=lambda: log.exists() and "up" in log.read_text())
+
+    def up() -> bool:
+        return log.exists() and "up" in log.read_text()
+
+    role = RoleSpec("stubborn", stubborn, ready=up, stop_grace_s=600.0)
     async with running([role], tmp_path) as (supervisor, task):
         assert await supervisor.wait_running()
         os.kill(os.getpid(), signal.SIGTERM)
         await eventually(lambda: supervisor.statuses[0].state is RoleState.STOPPING)
         os.kill(os.getpid(), signal.SIGINT)
-        assert await task == EXIT_STOPPED
+        assert await asyncio.wait_for(task, 60) == EXIT_STOPPED
         assert supervisor.statuses[0].last_exit == -signal.SIGKILL
 
 
