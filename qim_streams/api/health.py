@@ -16,15 +16,15 @@ log = logging.getLogger(__name__)
 
 
 def health_routes(probes: Mapping[str, Probe]) -> APIRouter:
-    """``/health``, ``/ready`` and ``/version``."""
+    """``/healthz``, ``/readyz`` and ``/version``."""
     routes = APIRouter(tags=["health"])
 
-    @routes.get("/health")
+    @routes.get("/healthz")
     async def health() -> HealthAnswer:
         """The process is alive."""
         return HealthAnswer(status="ok")
 
-    @routes.get("/ready", responses={503: {"model": ReadyAnswer}})
+    @routes.get("/readyz", responses={503: {"model": ReadyAnswer}})
     async def ready(response: Response) -> ReadyAnswer:
         """Whether every dependency answers; 503 when one does not."""
         outcomes = await asyncio.gather(*(_probe(name, probe) for name, probe in probes.items()))

@@ -11,25 +11,15 @@ Spec: §1, §3, §11.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from qim_streams.archive.ports import ArchivedMessage
 from qim_streams.errors import RecordError
 from qim_streams.ids import is_text_id
+from qim_streams.log_ports import LogRecord
 from qim_streams.records import decode_message, decode_outbox, record_key
 
 Address = tuple[str, str, int]
-
-
-class LogRecord(Protocol):
-    """What is read of a record of the log."""
-
-    @property
-    def key(self) -> bytes | None: ...
-    @property
-    def value(self) -> bytes | None: ...
-    @property
-    def offset(self) -> int: ...
 
 
 R = TypeVar("R", bound=LogRecord)
@@ -42,7 +32,7 @@ class Reading(Generic[R]):
 
     messages: dict[Address, ArchivedMessage] = field(default_factory=dict)
     sources: dict[Address, R] = field(default_factory=dict)
-    poison: list[tuple[R, RecordError]] = field(default_factory=list)
+    poison: list[tuple[R, str]] = field(default_factory=list)
     repeated: int = 0
     committed_at: int = 0
 
@@ -72,7 +62,7 @@ def read_batch(records: Iterable[R]) -> Reading[R]:
         try:
             message, committed_at = read_message(record)
         except RecordError as error:
-            reading.poison.append((record, error))
+            reading.poison.append((record, str(error)))
             continue
         address = (message.tenant_id, message.conversation_id, message.conversation_seq)
         earlier = reading.messages.get(address)
@@ -104,6 +94,6 @@ def drop_known(reading: Reading[R], known: Sequence[bytes | None]) -> list[Archi
     return fresh
 
 
-def _contradiction(address: Address) -> RecordError:
+def _contradiction(address: Address) -> str:
     tenant, conversation, seq = address
-    return RecordError(f"{tenant}/{conversation} seq {seq}: another message is archived at this seq")
+    return f"{tenant}/{conversation} seq {seq}: another message is archived at this seq"

@@ -15,48 +15,23 @@ with InvariantViolation); a batch that cannot be stored is never acknowledged an
 Spec: §1 ARCHIVED, §3, §14.8.
 """
 
-import logging
 from collections.abc import Callable
-from typing import Any, Protocol
 
 from qim_streams import failpoints
 from qim_streams.archive import metrics
 from qim_streams.archive.ports import Archive
-from qim_streams.archive.rules import LogRecord, drop_known, read_batch
-from qim_streams.errors import InvariantViolation, RecordError
-
-log = logging.getLogger(__name__)
-
-
-class OutboxBatch(Protocol):
-    """Consecutive records of one Outbox partition, as the streaming layer hands them over."""
-
-    @property
-    def partition(self) -> int: ...
-    @property
-    def records(self) -> list[Any]: ...  # of LogRecord
-    @property
-    def previous_offset(self) -> int: ...
-    @property
-    def first_offset(self) -> int: ...
-    @property
-    def last_offset(self) -> int: ...
-
-
-class DeadLetters(Protocol):
-    """Where poison goes."""
-
-    async def put(self, record: LogRecord, error: RecordError) -> None:
-        """Make the record durable among the dead letters, with cause and coordinates."""
+from qim_streams.archive.rules import drop_known, read_batch
+from qim_streams.errors import InvariantViolation
+from qim_streams.log_ports import LogBatch, Poison, PoisonSink
 
 
 class HistoryArchiver:
     """Archives what it is handed. One instance serves any number of partitions, one batch each at a time."""
 
-    def __init__(self, archive: Archive, dead_letters: DeadLetters, *, now_ms: Callable[[], int]) -> None:
-        self._archive = archive
-        self._dead_letters = dead_letters
-        self._now_ms = now_ms
+    def __init__(
+        self, outbox_topic: str, archive: Archive, poison: PoisonSink, *, now_ms: Callable[[], int]
+    ) -> None:
+        self._topic, self._archive, self._poison, self._now_ms = outbox_topic, archive, poison, now_ms
         self._covered: dict[int, int] = {}
 
     async def start_position(self, partition: int) -> int:
@@ -70,28 +45,30 @@ class HistoryArchiver:
         for partition in partitions:
             self._covered.pop(partition, None)
 
-    async def handle(self, batch: OutboxBatch) -> None:
+    async def handle(self, batch: LogBatch) -> None:
         """Archive a batch and publish the watermark. StoreUnavailable: nothing published, call again."""
         self._require_continuation(batch)
         reading = read_batch(batch.records)
         known = await self._archive.records(list(reading.messages))
         fresh = drop_known(reading, known)
-        for record, error in reading.poison:
-            log.error("outbox[%d] offset %d to the dead letters: %s", batch.partition, record.offset, error)
-            await self._dead_letters.put(record, error)
-        await self._archive.store(batch.partition, fresh, batch.last_offset)
+        if reading.poison:
+            await self._poison.send(
+                [Poison(self._topic, batch.partition, record, cause) for record, cause in reading.poison]
+            )
+        last = batch.records[-1].offset
+        await self._archive.store(batch.partition, fresh, last)
         failpoints.hit("archiver.watermark_published")
-        self._covered[batch.partition] = batch.last_offset
+        self._covered[batch.partition] = last
         metrics.count(len(fresh), reading.repeated, len(reading.poison))
         if reading.committed_at:
             metrics.AGE_SECONDS.observe(max(0, self._now_ms() - reading.committed_at) / 1000)
 
-    def _require_continuation(self, batch: OutboxBatch) -> None:
+    def _require_continuation(self, batch: LogBatch) -> None:
         covered = self._covered.get(batch.partition)
         if covered is None:
-            raise InvariantViolation(f"outbox[{batch.partition}]: a batch before its start position")
+            raise InvariantViolation(f"{self._topic}[{batch.partition}]: a batch before its start position")
         if batch.previous_offset > covered:
             raise InvariantViolation(
-                f"outbox[{batch.partition}]: a batch from {batch.first_offset} does not continue the "
-                f"archive watermark {covered}: records in between are missing"
+                f"{self._topic}[{batch.partition}]: a batch after offset {batch.previous_offset} does not "
+                f"continue the archive watermark {covered}: records in between are missing"
             )

@@ -317,16 +317,16 @@ async def test_health_ready_version_need_no_key(writer: FakeWriter) -> None:
         raise StoreUnavailable("redis://:password@host is away")
 
     async with client(deps(writer, {"redis": away, "log": well}), key=None) as session:
-        assert (await session.get("/health")).json() == {"status": "ok"}
+        assert (await session.get("/healthz")).json() == {"status": "ok"}
         assert "version" in (await session.get("/version")).json()
-        answer = await session.get("/ready")
+        answer = await session.get("/readyz")
         assert answer.status_code == 503
         assert answer.json() == {
             "ready": False,
             "dependencies": {"redis": "StoreUnavailable", "log": "ok"},
         }
     async with client(deps(writer), key=None) as session:
-        assert (await session.get("/ready")).json() == {"ready": True, "dependencies": {"redis": "ok"}}
+        assert (await session.get("/readyz")).json() == {"ready": True, "dependencies": {"redis": "ok"}}
 
 
 async def test_the_documents(writer: FakeWriter) -> None:

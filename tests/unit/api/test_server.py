@@ -48,7 +48,7 @@ async def test_an_announced_body_is_refused_before_it_is_sent(port: int) -> None
     "request_bytes",
     [
         b"\x00\xff" * 2_000 + b"\r\n\r\n",
-        b"GET /health HTTP/1.1\r\nX: " + b"a" * 100_000 + b"\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nX: " + b"a" * 100_000 + b"\r\n\r\n",
         b"POST /v1/tenants/a/groups HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
         b"POST /v1/tenants/a/groups HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
     ],
@@ -62,7 +62,7 @@ async def test_broken_requests_end_their_connection_only(port: int, request_byte
     assert b" 200 " not in answer.split(b"\r\n")[0]
     writer.close()
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as session:
-        assert (await session.get("/health")).status_code == 200
+        assert (await session.get("/healthz")).status_code == 200
 
 
 def test_a_port_that_is_taken_names_the_setting() -> None:

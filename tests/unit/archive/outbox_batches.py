@@ -1,10 +1,11 @@
 """Outbox batches as the streaming layer hands them over, and dead letters that remember."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from qim_streams import hlc
-from qim_streams.errors import RecordError
+from qim_streams.log_ports import Poison
 from qim_streams.records import MessageRecord, OutboxRecord, record_key
 
 TENANT = "acme"
@@ -28,16 +29,6 @@ class Batch:
     records: list[Any]
     previous_offset: int
 
-    @property
-    def first_offset(self) -> int:
-        """Offset of the first record."""
-        return int(self.records[0].offset)
-
-    @property
-    def last_offset(self) -> int:
-        """Offset of the last record."""
-        return int(self.records[-1].offset)
-
 
 @dataclass
 class RememberedLetters:
@@ -45,9 +36,9 @@ class RememberedLetters:
 
     letters: list[tuple[int, str]] = field(default_factory=list)
 
-    async def put(self, record: Any, error: RecordError) -> None:
-        """Remember the record's offset and the reason."""
-        self.letters.append((record.offset, str(error)))
+    async def send(self, poison: Sequence[Poison]) -> None:
+        """Remember each record's offset and the reason."""
+        self.letters += [(one.record.offset, one.cause) for one in poison]
 
 
 def message(seq: int, conversation: str = "room", body: bytes = b"hi", tenant: str = TENANT) -> MessageRecord:

@@ -15,12 +15,12 @@ from rocksdict import Options, Rdict
 from qim_streams import failpoints
 from qim_streams.archive import rocksdb_layout as layout
 from qim_streams.archive import rocksdb_table
-from qim_streams.bounded_calls import BoundedCalls
 from qim_streams.archive.errors import ArchiveLockedError
 from qim_streams.archive.opening import open_archive, open_archive_reader
 from qim_streams.archive.ports import ArchivedMessage
 from qim_streams.archive.rocksdb_archive import CHUNK_BYTES, RocksArchive
 from qim_streams.archive.rocksdb_reader import RocksArchiveReader
+from qim_streams.bounded_calls import BoundedCalls
 from qim_streams.errors import ConfigError, Outcome, StoreError, StoreUnavailable
 from qim_streams.settings import Settings
 

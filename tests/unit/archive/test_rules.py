@@ -60,7 +60,7 @@ def test_the_first_of_two_messages_at_one_seq_stands() -> None:
     reading = read_batch([record(0, message(1, body=b"first")), record(1, message(1, body=b"second"))])
     (kept,) = reading.messages.values()
     assert kept.record == message(1, body=b"first").encode()
-    assert [(bad.offset, str(error)) for bad, error in reading.poison] == [
+    assert [(bad.offset, cause) for bad, cause in reading.poison] == [
         (1, "acme/room seq 1: another message is archived at this seq")
     ]
 

@@ -10,6 +10,8 @@ from qim_streams.archive.service import HistoryArchiver
 from qim_streams.errors import InvariantViolation, Policy, StoreUnavailable, policy_of
 from tests.unit.archive.outbox_batches import Record, RememberedLetters, batch, message, record
 
+OUTBOX = "qim.outbox.v1"
+
 
 @pytest.fixture
 def archive() -> MemoryArchive:
@@ -23,7 +25,7 @@ def letters() -> RememberedLetters:
 
 @pytest.fixture
 def archiver(archive: MemoryArchive, letters: RememberedLetters) -> HistoryArchiver:
-    return HistoryArchiver(archive, letters, now_ms=lambda: 5_000)
+    return HistoryArchiver(OUTBOX, archive, letters, now_ms=lambda: 5_000)
 
 
 async def test_a_batch_is_archived_and_covered(archiver: HistoryArchiver, archive: MemoryArchive) -> None:
@@ -37,7 +39,7 @@ async def test_a_batch_is_archived_and_covered(archiver: HistoryArchiver, archiv
 async def test_a_partition_starts_at_the_archives_own_watermark(archive: MemoryArchive) -> None:
     """§11 rule 1: not at what the group committed."""
     await archive.store(4, [], 41)
-    archiver = HistoryArchiver(archive, RememberedLetters(), now_ms=lambda: 0)
+    archiver = HistoryArchiver(OUTBOX, archive, RememberedLetters(), now_ms=lambda: 0)
     assert await archiver.start_position(4) == 42
     assert await archiver.start_position(5) == 0
 
@@ -104,10 +106,10 @@ async def test_an_unavailable_archive_moves_nothing_and_is_retried(
 
 async def test_failed_dead_letters_hold_the_watermark(archive: MemoryArchive) -> None:
     class Refusing:
-        async def put(self, record: object, error: Exception) -> None:
+        async def send(self, poison: object) -> None:
             raise StoreUnavailable("no broker")
 
-    archiver = HistoryArchiver(archive, Refusing(), now_ms=lambda: 0)
+    archiver = HistoryArchiver(OUTBOX, archive, Refusing(), now_ms=lambda: 0)
     await archiver.start_position(0)
     with pytest.raises(StoreUnavailable):
         await archiver.handle(batch([record(0, message(1)), Record(b"k", b"junk", 1)]))
@@ -163,7 +165,7 @@ async def test_archived_is_the_outbox_up_to_the_watermark(seed: int) -> None:
         log.append(Record(b"k", b"junk", offset) if junk else record(offset, message(seq, room)))
     archive, letters = MemoryArchive(), RememberedLetters()
     while (at := await archive.watermark(0) + 1) < len(log):
-        archiver = HistoryArchiver(archive, letters, now_ms=lambda: 0)
+        archiver = HistoryArchiver(OUTBOX, archive, letters, now_ms=lambda: 0)
         assert await archiver.start_position(0) == at
         for _ in range(rng.randrange(1, 6)):
             part = log[at : at + rng.randrange(1, 20)]
@@ -193,4 +195,6 @@ async def test_a_crash_after_the_watermark_and_before_the_acknowledgement(
     finally:
         failpoints.arm("")
     assert await archive.watermark(0) == 0
-    assert await HistoryArchiver(archive, RememberedLetters(), now_ms=lambda: 0).start_position(0) == 1
+    assert (
+        await HistoryArchiver(OUTBOX, archive, RememberedLetters(), now_ms=lambda: 0).start_position(0) == 1
+    )
