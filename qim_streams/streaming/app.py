@@ -20,6 +20,7 @@ Spec: §11, §14.1.
 import asyncio
 import logging
 import os
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import faust
@@ -100,6 +101,7 @@ class StreamApp(faust.App):
         )
         self._datadir_lock = DataDirLock(spec.datadir, spec.role)
         self._loop_watch = LoopWatch(spec.loop_stall_timeout_s)
+        self._resources: list[tuple[Callable[[], Awaitable[object]], Callable[[], Awaitable[object]]]] = []
         super().__init__(spec.group_id, **_options(spec))
 
     def _new_transport(self) -> StreamTransport:
@@ -125,6 +127,15 @@ class StreamApp(faust.App):
             name, partitions=partitions, key_type=bytes, value_type=bytes, help=help_text
         )
         return table
+
+    def add_resource(
+        self, opening: Callable[[], Awaitable[object]], closing: Callable[[], Awaitable[object]]
+    ) -> None:
+        """Have `opening` awaited before the worker joins its group, `closing` after everything has stopped.
+
+        A ConfigError of `opening` ends the process with 78, anything else with 70. Closed in reverse order.
+        """
+        self._resources.append((opening, closing))
 
     @property
     def serving(self) -> bool:
@@ -160,8 +171,18 @@ class StreamApp(faust.App):
             await self.log_producer.start()
         except LogAppendError as error:
             die(str(error), code=EXIT_CONFIG)
+        await self._open_resources()
         self._loop_watch.start()
         self.add_future(self._beat())
+
+    async def _open_resources(self) -> None:
+        for opening, _ in self._resources:
+            try:
+                await opening()
+            except ConfigError as error:
+                die(str(error), code=EXIT_CONFIG)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the worker must not join its group
+                die("a resource of the worker cannot be opened", error)
 
     async def _beat(self) -> None:
         told = self.stream_spec.ready_file is None
@@ -187,6 +208,8 @@ class StreamApp(faust.App):
     async def on_shutdown(self) -> None:
         """Close the producer and give the data directory up, after everything else has stopped."""
         await super().on_shutdown()
+        for _, closing in reversed(self._resources):
+            await closing()
         await self.log_producer.close()
         self._datadir_lock.release()
 
