@@ -77,6 +77,13 @@ class LocalServer(abc.ABC):
     def is_ready(self) -> bool:
         """True when a real request is answered now; never raises, takes at most about a second."""
 
+    def check_ready(self) -> bool:
+        """`is_ready`, and ServerStartError when what answers is not set up as it must be."""
+        if not self.is_ready():
+            return False
+        self._check_fault(self._fault())
+        return True
+
     def _fault(self) -> str | None:
         """What is wrong with the server that answers, None when it is set up as it must be."""
         return None
@@ -256,9 +263,12 @@ class LocalServer(abc.ABC):
 
     def _check_serving(self, limit_s: float, deadline: float, fault: str | None) -> None:
         self._check_alive(limit_s, deadline)  # else somebody else's server answered
+        self._check_fault(fault)
+        self._served = True
+
+    def _check_fault(self, fault: str | None) -> None:
         if fault is not None:
             raise ServerStartError(f"{self.name} {fault}: another server may answer at its port")
-        self._served = True
 
     def _said(self) -> str:
         taken = [f"{name} {port}" for name, port in self._chosen.items() if not is_free(port)]

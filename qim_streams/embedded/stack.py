@@ -255,7 +255,7 @@ def _as_role(server: LocalServer) -> RoleSpec:
         env=command.env,
         inherit_settings=False,
         ports={setting.partition("_")[2]: port for setting, port in server.ports.items()},
-        ready=server.is_ready,
+        ready=server.check_ready,
         order=SERVER_ORDER,
         ready_deadline_s=server.start_deadline_s,
         stop_grace_s=server.stop_grace_s,

@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from qim_streams.embedded.errors import PortInUseError, StateDirLockedError
+from qim_streams.embedded.errors import PortInUseError, ServerStartError, StateDirLockedError
 from qim_streams.embedded.kafka import EmbeddedKafka
 from qim_streams.embedded.ports import free_ports, is_free
 from qim_streams.embedded.redis_server import EmbeddedRedis
@@ -182,6 +182,14 @@ def test_redis_asks_for_its_password_and_never_shows_it(tmp_path: Path) -> None:
         assert password not in server.log_path.read_text()
         readable_by_others = [path for path in server.data_dir.rglob("*") if path.stat().st_mode & 0o077]
         assert readable_by_others == []
+
+
+def test_a_redis_that_is_set_up_otherwise_is_not_accepted(tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path / "redis") as server:
+        assert server.check_ready()
+        redis.Redis.from_url(server.url).config_set("maxmemory-policy", "allkeys-lru")
+        with pytest.raises(ServerStartError, match="allkeys-lru"):
+            server.check_ready()
 
 
 def test_the_fallback_broker_works_and_says_what_it_is(tmp_path: Path) -> None:
