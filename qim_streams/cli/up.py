@@ -54,6 +54,7 @@ def parse_workers(values: tuple[str, ...]) -> dict[str, int]:
     show_default=True,
     help="restarts a role may use within a minute before the stack gives up",
 )
+@click.option("--quick", is_flag=True, help="an embedded broker that starts fast and stays slower: for tests")
 @click.option("--web", is_flag=True, help="open the workers' web views on loopback")
 def up(
     state_dir: Path,
@@ -64,6 +65,7 @@ def up(
     fsync: str,
     workers: tuple[str, ...],
     restarts: int,
+    quick: bool,
     web: bool,
 ) -> None:
     """Start the servers and one process per role; a table shows them; Ctrl-C stops everything.
@@ -78,6 +80,7 @@ def up(
         redis_url=redis_url or os.environ.get("QIM_REDIS_URL"),
         broker=embedded_broker,  # type: ignore[arg-type] # click.Choice holds it to the literal
         appendfsync=fsync,  # type: ignore[arg-type]
+        quick=quick,
     )
     options = RunOptions(
         plan.StackOptions(state_dir, settings.node_id, parse_workers(workers), web),

@@ -48,12 +48,16 @@ Then = Callable[[Running], Awaitable[int]]
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """`brokers` and `redis_url` name external servers (None = embedded ones start)."""
+    """`brokers` and `redis_url` name external servers (None = embedded ones start).
+
+    `quick`: the embedded broker starts with half the CPU and stays slower: for demos and tests.
+    """
 
     brokers: str | None = None
     redis_url: str | None = field(default=None, repr=False)
     broker: BrokerKind = "auto"
     appendfsync: AppendFsync = "everysec"
+    quick: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,7 @@ def run_stack(options: RunOptions, then: Then | None = None) -> int:
         redis_url=servers.redis_url,
         broker=servers.broker,
         appendfsync=servers.appendfsync,
+        quick=servers.quick,
     )
     stack.prepare()
     try:

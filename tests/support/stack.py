@@ -30,7 +30,7 @@ class StackProcess:
 
     def __init__(self, state_dir: Path, *args: str, env: dict[str, str] | None = None) -> None:
         self.state_dir = state_dir
-        self._args = ["--state-dir", str(state_dir), "--restarts", "10000", *args]
+        self._args = ["--state-dir", str(state_dir), "--restarts", "10000", "--quick", *args]
         passed = {name: value for name, value in os.environ.items() if not name.startswith("QIM_")}
         self._env = passed | FAST | (env or {})
         self._popen: subprocess.Popen[bytes] | None = None
