@@ -50,7 +50,7 @@ def parse_workers(values: tuple[str, ...]) -> dict[str, int]:
 @click.option(
     "--restarts",
     type=click.IntRange(0, 10_000),
-    default=5,
+    default=12,
     show_default=True,
     help="restarts a role may use within a minute before the stack gives up",
 )
