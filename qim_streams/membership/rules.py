@@ -140,6 +140,25 @@ def check_name(name: object) -> None:
 # -- plans
 
 
+def new_head(kind: str, fields: Mapping[str, str], members_max: int, now_ms: int) -> dict[str, str | int]:
+    """The head fields of a new conversation; FIELD_INVALID for a field that cannot be chosen."""
+    defaults: dict[str, str | int] = {
+        "kind": kind,
+        "name": "",
+        "send_policy": SEND_MEMBERS,
+        "join_policy": JOIN_INVITE,
+        "history_policy": HISTORY_JOINED,
+        "members_max": members_max,
+        "created_at": now_ms,
+        "creator_id": "",
+        "dismissed": 0,
+    }
+    unknown = set(fields) - {"name", *POLICIES}
+    if unknown:
+        raise refuse("FIELD_INVALID", f"{', '.join(sorted(unknown))} cannot be set")
+    return defaults | dict(fields)
+
+
 def plan_create(
     creator: Join | None, others: Iterable[Join], head: Mapping[str, str | int], members_max: int
 ) -> Plan:
@@ -161,32 +180,24 @@ def plan_create(
     return Plan(joins=joins, head=head)
 
 
-def plan_add(
-    head: Conversation,
-    actor: Member | None,
-    users: Sequence[tuple[Join, Member | None]],
-    *,
-    system: bool = False,
-) -> Plan:
-    """Add users; those who are members already are left as they are.
-
-    `invite`: the owner and administrators add. `open`: every member may.
-    """
+def may_add(head: Conversation, actor: Member | None, *, system: bool = False) -> None:
+    """Refuse who may not add: with `invite` owner and administrators may, with `open` every member."""
     _changeable(head)
     rank = _rank(actor, system)
     if head.join_policy == JOIN_INVITE:
         _require(rank, ADMIN, "adding members")
+
+
+def plan_add(head: Conversation, users: Sequence[tuple[Join, Member | None]]) -> Plan:
+    """Add users, for an actor who may (`may_add`); those who are members already are left as they are."""
     return _joining(head, users)
 
 
-def plan_join(head: Conversation, user: Join, row: Member | None) -> Plan:
-    """A user joins an open group by himself."""
+def may_join(head: Conversation, row: Member | None) -> None:
+    """Refuse a user who may not join by himself; a member "joins" without effect."""
     _changeable(head)
-    if row is not None and row.active:
-        return NOTHING
-    if head.join_policy != JOIN_OPEN:
+    if head.join_policy != JOIN_OPEN and (row is None or not row.active):
         raise refuse("NOT_ALLOWED", "members are added by an administrator")
-    return _joining(head, [(user, row)])
 
 
 def _joining(head: Conversation, users: Sequence[tuple[Join, Member | None]]) -> Plan:

@@ -1,0 +1,60 @@
+"""What lanes are made of: jobs, and the services that all lanes of a process share."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+from qim_streams.commit.admission import Admission
+from qim_streams.commit.clock_bound import ReservedClock
+from qim_streams.commit.outcome import SendOutcome, SendRequest
+from qim_streams.commit.ports import ConversationStore, DirectChats, Outbox
+from qim_streams.commit.relay import OutboxRelay
+from qim_streams.commit.snapshots import MemberSnapshots
+
+
+class SendJob:
+    """A request on its way through a lane. `reply` is called exactly once."""
+
+    __slots__ = ("deadline_s", "on_done", "reply", "request", "wait_ms")
+
+    def __init__(
+        self, request: SendRequest, reply: Callable[[SendOutcome], object], deadline_s: float
+    ) -> None:
+        """`deadline_s` (monotonic clock): from then on it is refused rather than committed."""
+        self.request, self.reply, self.deadline_s = request, reply, deadline_s
+        self.wait_ms = 0
+        self.on_done: Callable[[SendJob], object] | None = None
+
+    def answer(self, outcome: SendOutcome) -> None:
+        """Give the answer."""
+        if self.on_done is not None:
+            self.on_done(self)
+        self.reply(outcome)
+
+
+@dataclass(frozen=True, slots=True)
+class LaneServices:
+    """What lanes of one process share. `on_doubt` does not return."""
+
+    store: ConversationStore
+    outbox: Outbox
+    relay: OutboxRelay
+    clock: ReservedClock
+    direct: DirectChats
+    snapshots: MemberSnapshots
+    admission: Admission
+    now_ms: Callable[[], int]
+    on_doubt: Callable[[str, BaseException | None], NoReturn]
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    monotonic: Callable[[], float] = time.monotonic
+
+
+@dataclass(frozen=True, slots=True)
+class LaneLimits:
+    """`confirm_idle_s`: how long an acknowledged message may wait for a commit call that confirms it."""
+
+    group_max: int = 512
+    group_bytes_max: int = 1024 * 1024
+    confirm_idle_s: float = 0.05

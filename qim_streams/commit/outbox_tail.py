@@ -1,0 +1,128 @@
+"""OutboxTail: the messages of one partition between their commit and their confirmation.
+
+A message is in flight from its hand-over to the Outbox until the broker has acknowledged it; then its
+senders are answered and it waits to be confirmed in the store.
+
+Invariants: records are handed over in the order of `append` calls; nobody is answered before the
+acknowledgement; an append that fails ends the process, because only the next boot can know what is missing.
+
+Spec: §3.4, §3.5, §14.3.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from qim_streams import failpoints
+from qim_streams.commit import metrics
+from qim_streams.commit.lane_services import LaneServices, SendJob
+from qim_streams.commit.outcome import committed
+from qim_streams.commit.ports import CommitRequest, CommitResult, OutboxAppend
+from qim_streams.commit.relay import hand_over
+from qim_streams.commit.rules import record_of
+from qim_streams.records import OutboxRecord, record_key
+
+
+@dataclass(frozen=True, slots=True)
+class NewMessage:
+    """A message that the store has numbered for us."""
+
+    request: CommitRequest
+    result: CommitResult
+
+
+class OutboxTail:
+    """Of one lane. `on_progress` is called when something was acknowledged."""
+
+    def __init__(
+        self, partition: int, epoch: int, services: LaneServices, on_progress: Callable[[], object]
+    ) -> None:
+        self._partition, self._epoch = partition, epoch
+        self._s, self._on_progress = services, on_progress
+        self._in_flight: dict[bytes, list[SendJob]] = {}
+        self._acked: dict[bytes, None] = {}  # acknowledged, not confirmed; in order
+
+    @property
+    def busy(self) -> bool:
+        """Whether an acknowledgement is awaited."""
+        return bool(self._in_flight)
+
+    @property
+    def unconfirmed(self) -> bool:
+        """Whether something acknowledged waits to be confirmed."""
+        return bool(self._acked)
+
+    @property
+    def known(self) -> Collection[bytes]:
+        """Ids of everything here."""
+        return {*self._in_flight, *self._acked}
+
+    def expect(self, message_id: bytes, job: SendJob) -> None:
+        """A message was numbered for `job`; it will be appended in this turn of the lane."""
+        self._in_flight[message_id] = [job]
+
+    def join(self, job: SendJob, result: CommitResult) -> bool:
+        """Whether a reserved message is on its way here, and the job now waits for it or is answered."""
+        waiting = self._in_flight.get(result.message_id)
+        if waiting is not None:
+            waiting.append(job)
+            return True
+        if result.message_id in self._acked:
+            job.answer(committed(result))
+            return True
+        return False
+
+    def take_acked(self) -> dict[bytes, None]:
+        """What is to be confirmed now; give it back if that did not work."""
+        taken, self._acked = self._acked, {}
+        return taken
+
+    def give_back(self, acked: dict[bytes, None]) -> None:
+        """Ids that could not be confirmed."""
+        self._acked = acked | self._acked
+
+    async def append(self, new: list[NewMessage], made: Sequence[Awaitable[object]]) -> None:
+        """Hand messages over to the Outbox; answers follow when they and `made` are durable."""
+        records = await self._outbox_records(new)
+        started_s = self._s.monotonic()
+        acknowledged = await hand_over(self._s.outbox, records, self._s.on_doubt, self._s.sleep)
+        failpoints.hit("writer.produce_sent")
+        durable = asyncio.gather(acknowledged, *made) if made else acknowledged
+        asyncio.ensure_future(durable).add_done_callback(partial(self._acknowledged, new, started_s))
+
+    async def _outbox_records(self, new: list[NewMessage]) -> list[OutboxAppend]:
+        snapshots = self._s.snapshots
+        small = [
+            (one.request.tenant_id, one.request.conversation_id, one.result.membership_version)
+            if 0 < one.result.members_active <= snapshots.members_max
+            else None
+            for one in new
+        ]
+        await snapshots.load([wanted for wanted in small if wanted is not None])
+        records = []
+        for one, wanted in zip(new, small, strict=True):
+            message = record_of(one.result, one.request.record_tail)
+            members = snapshots.get(*wanted) if wanted is not None else None
+            value = OutboxRecord(message, self._epoch, 0, members).encode()
+            key = record_key(one.request.tenant_id, one.request.conversation_id)
+            records.append(OutboxAppend(self._partition, key, value))
+        return records
+
+    def _acknowledged(
+        self, new: list[NewMessage], started_s: float, appended: "asyncio.Future[object]"
+    ) -> None:
+        error = asyncio.CancelledError() if appended.cancelled() else appended.exception()
+        if error is not None:
+            self._s.on_doubt(f"{len(new)} Outbox records were not acknowledged", error)
+        try:
+            failpoints.hit("writer.produce_acked")
+            metrics.APPEND_SECONDS.observe(self._s.monotonic() - started_s)
+            for one in new:
+                outcome = committed(one.result)
+                for job in self._in_flight.pop(one.result.message_id):
+                    job.answer(outcome)
+                self._acked[one.result.message_id] = None
+        except Exception as failure:  # noqa: BLE001 - a callback's error would only be logged by the loop
+            self._s.on_doubt("an acknowledged group could not be answered", failure)
+        self._on_progress()
