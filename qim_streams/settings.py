@@ -146,6 +146,9 @@ class Settings(BaseSettings):
     # -- archive
     archive: str = _setting("rocksdb", "archive", "rocksdb or cassandra", pattern="^(rocksdb|cassandra)$")
     archive_rocksdb_dir: Path | None = _setting(None, "archive", "directory; default <state_dir>/archive")
+    archive_lock_wait_s: float = _setting(
+        20.0, "archive", "how long a starting archiver waits for the one it replaces", ge=0, le=600
+    )
 
     # -- api
     api_host: str = _setting("127.0.0.1", "api", "address of the HTTP admin API")

@@ -11,7 +11,6 @@ from qim_streams.archive.ports import Archive, ArchiveReader
 from qim_streams.errors import ConfigError
 from qim_streams.settings import Settings
 
-LOCK_WAIT_S = 20.0  # a stopping archiver flushes and commits before it lets go of the directory
 _LOCK_STEP_S = 0.25
 
 log = logging.getLogger(__name__)
@@ -24,17 +23,19 @@ def _require_rocksdb(settings: Settings) -> None:
         )
 
 
-async def open_archive(settings: Settings, *, lock_wait_s: float = LOCK_WAIT_S) -> Archive:
+async def open_archive(settings: Settings) -> Archive:
     """The archive for its one writer.
 
-    Waits up to `lock_wait_s` for another process to let go of it (the one that this one replaces), then
-    ArchiveLockedError. ConfigError for an archive that this version does not have.
+    Waits up to `archive_lock_wait_s` for another process to let go of it (the one that this one replaces,
+    which flushes and commits first), then ArchiveLockedError. ConfigError for an archive that this version
+    does not have.
     """
     _require_rocksdb(settings)
     from qim_streams.archive.rocksdb_archive import RocksArchive
 
     directory, loop = settings.archive_dir(), asyncio.get_running_loop()
-    deadline = loop.time() + lock_wait_s
+    wait_s = settings.archive_lock_wait_s
+    deadline = loop.time() + wait_s
     told = False
     while True:
         try:
@@ -43,7 +44,7 @@ async def open_archive(settings: Settings, *, lock_wait_s: float = LOCK_WAIT_S) 
             if loop.time() >= deadline:
                 raise
         if not told:
-            log.warning("archive %s is in use; waiting up to %.0f s for it", directory, lock_wait_s)
+            log.warning("archive %s is in use; waiting up to %.0f s for it", directory, wait_s)
             told = True
         await asyncio.sleep(_LOCK_STEP_S)
 

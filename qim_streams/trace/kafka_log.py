@@ -19,7 +19,6 @@ from qim_streams.bounded_calls import BoundedCalls
 from qim_streams.errors import Outcome, StoreUnavailable
 from qim_streams.trace.ports import LogEntry, Scan, Visit
 
-_TIMEOUT_S = 10.0
 _POLL_S = 0.2
 _CONSUME_MAX = 500
 _GROUP = "qim-trace"  # the driver demands a name; with explicit assignments no group is joined
@@ -30,8 +29,8 @@ log = logging.getLogger(__name__)
 class KafkaLogReader:
     """Reads any partition of the log. Connects at the first call."""
 
-    def __init__(self, brokers: str) -> None:
-        self._brokers = brokers
+    def __init__(self, brokers: str, *, timeout_s: float = 10.0) -> None:
+        self._brokers, self._timeout_s = brokers, timeout_s
         self._calls = BoundedCalls("trace log reader", calls_max=16)
         self._stop = threading.Event()
         self._admin: AdminClient | None = None
@@ -69,7 +68,7 @@ class KafkaLogReader:
 
     def _partitions(self, topic: str) -> int:
         try:
-            known = self._connected().list_topics(topic, timeout=_TIMEOUT_S).topics.get(topic)
+            known = self._connected().list_topics(topic, timeout=self._timeout_s).topics.get(topic)
         except KafkaException as error:
             raise self._unavailable(error) from error
         return 0 if known is None or known.error is not None else len(known.partitions)
@@ -79,8 +78,10 @@ class KafkaLogReader:
         if not asked:
             return {}
         try:
-            futures = self._connected().list_offsets(asked, request_timeout=_TIMEOUT_S)
-            return {one.partition: future.result(_TIMEOUT_S).offset for one, future in futures.items()}
+            futures = self._connected().list_offsets(asked, request_timeout=self._timeout_s)
+            return {
+                one.partition: future.result(self._timeout_s + 1).offset for one, future in futures.items()
+            }
         except (KafkaException, TimeoutError) as error:
             raise self._unavailable(error) from error
 
@@ -109,13 +110,13 @@ class KafkaLogReader:
     def _consume(
         self, consumer: Consumer, topic: str, left: dict[int, int], visit: Visit, entries_max: int
     ) -> Scan:
-        seen, deadline = 0, time.monotonic() + _TIMEOUT_S
+        seen, deadline = 0, time.monotonic() + self._timeout_s
         while left and seen < entries_max and not self._stop.is_set():
             messages = consumer.consume(min(_CONSUME_MAX, entries_max - seen), _POLL_S)
             if messages:
-                deadline = time.monotonic() + _TIMEOUT_S
+                deadline = time.monotonic() + self._timeout_s
             elif time.monotonic() > deadline:
-                raise self._unavailable(f"no record of {topic} within {_TIMEOUT_S:.0f} s")
+                raise self._unavailable(f"no record of {topic} within {self._timeout_s:.0f} s")
             for message in messages:
                 partition = message.partition()
                 if partition not in left:

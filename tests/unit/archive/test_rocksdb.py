@@ -238,8 +238,8 @@ async def test_opening_by_settings(tmp_path: Path) -> None:
     await archive.store(0, [message(1)], 5)
     assert await reader.watermark(0) == 5
     with pytest.raises(ArchiveLockedError):
-        await open_archive(settings, lock_wait_s=0)
-    waiting = asyncio.create_task(open_archive(settings, lock_wait_s=30))
+        await open_archive(settings.model_copy(update={"archive_lock_wait_s": 0.0}))
+    waiting = asyncio.create_task(open_archive(settings))
     await asyncio.sleep(0)
     await archive.close()
     again = await waiting

@@ -1,0 +1,114 @@
+"""The HistoryArchiver role: from settings to a Faust worker that archives the Outbox.
+
+With the RocksDB archive one process owns the directory and therefore every Outbox partition. A second
+archiver waits for the directory before it joins the group (setting `archive_lock_wait_s`), so it never
+takes partitions that it could not serve, and then ends with 78 and says which directory is in use.
+
+An archive that is unavailable holds only this role: the batch is retried in place for as long as it takes,
+unacknowledged, and sends go on.
+
+Spec: §1 ARCHIVED, §3, §14.8.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from qim_streams.archive.opening import open_archive
+from qim_streams.archive.ports import Archive
+from qim_streams.archive.service import HistoryArchiver
+from qim_streams.errors import InvariantViolation, RecordError
+from qim_streams.log_ports import LogBatch, Poison
+from qim_streams.runtime import now_ms
+from qim_streams.settings import Settings, load_settings
+from qim_streams.streaming import topics
+from qim_streams.streaming.app import StreamApp, build_app
+from qim_streams.streaming.dead_letter import DEAD_LETTER_TOPIC, DeadLetterSink
+from qim_streams.streaming.lanes import PartitionLanes, SourceRole
+from qim_streams.streaming.spec import AppSpec
+from qim_streams.streaming.web import Page, add_page, add_standard_pages
+
+ROLE = "history-archiver"
+OUTBOX_TOPIC = "qim.outbox.v1"
+
+
+class ArchiverWorker(NamedTuple):
+    """A worker ready to be run by Faust."""
+
+    app: StreamApp
+    lanes: PartitionLanes
+
+
+class PoisonLetters:
+    """The stages' poison sink on the dead-letter topic."""
+
+    def __init__(self, sink: DeadLetterSink) -> None:
+        self._sink = sink
+
+    async def send(self, poison: Sequence[Poison]) -> None:
+        """Append all; returns when they are acknowledged."""
+        for topic in dict.fromkeys(one.topic for one in poison):
+            letters = [(one.record, RecordError(one.cause)) for one in poison if one.topic == topic]
+            await self._sink.send_many(topic, letters)
+
+
+class _ArchiverRole:
+    """The service between the opening and the closing of its archive."""
+
+    def __init__(self, settings: Settings, poison: PoisonLetters) -> None:
+        self._settings, self._poison = settings, poison
+        self._archive: Archive | None = None
+        self._service: HistoryArchiver | None = None
+
+    async def open(self) -> None:
+        """Take the archive; ConfigError when it is in use or not available."""
+        self._archive = await open_archive(self._settings)
+        self._service = HistoryArchiver(OUTBOX_TOPIC, self._archive, self._poison, now_ms=now_ms)
+
+    async def close(self) -> None:
+        """Give the archive up."""
+        if self._archive is not None:
+            await self._archive.close()
+
+    @property
+    def service(self) -> HistoryArchiver:
+        """The service; it exists before the worker joins its group."""
+        if self._service is None:
+            raise InvariantViolation("the archiver was asked for work before its archive was opened")
+        return self._service
+
+    async def start_position(self, partition: int) -> int:
+        """Archive watermark + 1."""
+        return await self.service.start_position(partition)
+
+    async def handle(self, batch: LogBatch) -> None:
+        """Archive a batch."""
+        await self.service.handle(batch)
+
+    async def release(self, partitions: frozenset[int]) -> None:
+        """Forget partitions."""
+        await self.service.release(partitions)
+
+    async def watermarks(self, partitions: int) -> Page:
+        """The archive watermark of every Outbox partition, for the web view."""
+        if self._archive is None:
+            return Page({"error": "the archive is not open yet"}, 503)
+        found = [await self._archive.watermark(partition) for partition in range(partitions)]
+        return Page({"archive": self._settings.archive, "watermarks": found})
+
+
+def build_archiver(settings: Settings | None = None) -> ArchiverWorker:
+    """The worker of these settings (default: the environment's). Opens nothing before it is started."""
+    settings = settings or load_settings()
+    declared = topics.load()
+    spec = AppSpec.from_settings(settings, ROLE, [OUTBOX_TOPIC], declared)
+    app = build_app(replace(spec, retry_total_s=math.inf))
+    letters = declared.resolve_for(settings)[DEAD_LETTER_TOPIC].partitions
+    sink = DeadLetterSink(app.log_producer, ROLE, letters, now_ms)
+    role = _ArchiverRole(settings, PoisonLetters(sink))
+    app.add_resource(role.open, role.close)
+    lanes = app.add_source(OUTBOX_TOPIC, SourceRole(role.start_position, role.handle, role.release))
+    add_standard_pages(app)
+    add_page(app, "/archive", lambda request: role.watermarks(settings.outbox_partitions))
+    return ArchiverWorker(app, lanes)
