@@ -127,12 +127,16 @@ class QimClient:
         ClientStopped for a terminal answer; TimeoutError when it is not online in time (it goes on
         trying: close it or wait again with `wait_online`).
         """
-        if self._task is None:
+        self.start()
+        await self.wait_online(timeout_s)
+
+    def start(self) -> None:
+        """Begin to connect without waiting; what is sent meanwhile goes out once it can."""
+        if self._task is None and self._stopped is None:
             if self._http is None:
                 self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
             name = f"qim-client-{self.session.device_id}"
             self._task = asyncio.create_task(self._run(self._http), name=name)
-        await self.wait_online(timeout_s)
 
     async def wait_online(self, timeout_s: float | None = None) -> None:
         """Wait until live events come. ClientStopped, TimeoutError as in `connect`."""

@@ -1,8 +1,8 @@
 """Group calls of a client: one request, one answer, repeated while the answer is "not now".
 
 Invariants: a refused change raises AdmissionRefused with the code of the table. When a connection ends
-before the answer came, the call is made again on the next one: changes are idempotent, but a repeated
-one may be answered by what it did itself (CONVERSATION_EXISTS, NOT_MEMBER, DISMISSED).
+before the answer came, the call is made again on the next one; a change that is in effect already is a
+success that changes nothing, except that after leaving or dismissing one may hear NOT_MEMBER or DISMISSED.
 
 Spec: §4 (membership versions).
 """

@@ -36,7 +36,16 @@ from qim_streams.wire.frames import (
     SendMessage,
     SyncComplete,
 )
-from qim_streams.wire.frames_group import GroupCreate, GroupGet, GroupState
+from qim_streams.wire.frames_group import (
+    GroupAdd,
+    GroupCreate,
+    GroupFrame,
+    GroupGet,
+    GroupLeave,
+    GroupRemove,
+    GroupState,
+    MemberRow,
+)
 
 
 @dataclass
@@ -56,6 +65,7 @@ class Faults:
     batch_entries: int = 1_000
     sync_delay_ms: int = 0
     drop_group_answers: int = 0
+    lose: str = ""  # the message with this client_message_id reaches all but the last member
 
 
 @dataclass(eq=False)
@@ -121,12 +131,14 @@ class ScriptedServer:
         self.watermark += 1
         message_id = (self.watermark + 1).to_bytes(16, "big")
         message = Message(message_id, conversation, seq, sender, 0, 0, 1_000 + self.watermark, body)
+        if own and own == self.faults.lose:
+            members = members[:-1]
         for user in members:
             event = Event(
                 self.watermark,
                 0,
                 event_id(message_id, user),
-                3,
+                2 if user == sender else 3,
                 0,
                 message,
                 own if user == sender and own else None,
@@ -183,6 +195,9 @@ class ScriptedServer:
             Ping: self._ping,
             GroupCreate: self._group,
             GroupGet: self._group,
+            GroupAdd: self._group,
+            GroupRemove: self._group,
+            GroupLeave: self._group,
         }
         handler = handlers.get(type(frame))
         if handler is not None:
@@ -316,7 +331,7 @@ class ScriptedServer:
             return
         for one in list(self.connections):
             if one.online and one is not sender and one.user in members:
-                events = [self.log[one.user][-1]]
+                events = self.log[one.user][-1:]
                 if self.faults.reverse_pushes:
                     events = self.log[one.user][:-3:-1]
                 for _ in range(self.faults.repeat_pushes):
@@ -326,21 +341,36 @@ class ScriptedServer:
         if not self.faults.ignore_pings:
             await one.send(Pong(frame.rid, 1_000))
 
-    async def _group(self, one: Connection, frame: GroupCreate | GroupGet) -> None:
+    async def _group(self, one: Connection, frame: GroupFrame) -> None:
         conversation = frame.conversation_id or "g"
         if isinstance(frame, GroupCreate):
             if conversation in self.members:
                 await one.send(error("CONVERSATION_EXISTS", "there", frame.rid))
                 return
             self.members[conversation] = [one.user, *frame.members]
+        elif isinstance(frame, GroupAdd):
+            self.members[conversation] += frame.user_ids
+        elif isinstance(frame, GroupRemove | GroupLeave):
+            gone = frame.user_ids if isinstance(frame, GroupRemove) else [one.user]
+            self.members[conversation] = [who for who in self.members[conversation] if who not in gone]
         if self.faults.drop_group_answers:
             self.faults.drop_group_answers -= 1
             one.socket._writer.transport.abort()  # type: ignore[union-attr]
             return
-        count = len(self.members.get(conversation, []))
+        members = self.members.get(conversation, [])
+        rows = [MemberRow(user, "member") for user in members]
         await one.send(
             GroupState(
-                frame.rid, conversation, "group", "", 1, "members", "invite", "joined", count, [], False, None
+                frame.rid,
+                conversation,
+                "group",
+                "",
+                1,
+                "members",
+                "invite",
+                "joined",
+                len(members),
+                rows,
             )
         )
 

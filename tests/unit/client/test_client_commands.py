@@ -1,0 +1,154 @@
+"""`qim token|send|tail|group|chat` and how they find a stack, against a scripted server in a thread."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from scripted_server import ScriptedServer
+
+from qim_streams.cli import main
+from qim_streams.client.discovery import StackAddress, discover
+from qim_streams.errors import ConfigError
+from qim_streams.gateway.tokens import TokenVerifier
+from qim_streams.settings import Settings
+
+SECRET = "s" * 40
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    """A server whose loop runs in a thread, because a command has a loop of its own."""
+    one = ScriptedServer()
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    asyncio.run_coroutine_threadsafe(one.start(), loop).result(5)
+    yield one
+    asyncio.run_coroutine_threadsafe(one.stop(), loop).result(5)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(5)
+
+
+def qim(server: ScriptedServer, user: str, *args: str, text: str | None = None) -> Result:
+    env = {"QIM_GATEWAY_URL": server.url, "QIM_TENANT": "t", "QIM_TOKEN": user, "QIM_STATE_DIR": None}
+    return CliRunner().invoke(main, [*args, "--user", user], env=env, input=text)
+
+
+def test_send_and_tail(server: ScriptedServer) -> None:
+    sent = qim(server, "ann", "send", "--to", "bob", "--id", "m-1", "hello \x1b[31mred")
+    assert sent.exit_code == 0, sent.output
+    again = qim(server, "ann", "send", "--to", "bob", "--id", "m-1", "hello \x1b[31mred")
+    assert again.output == sent.output
+    tail = qim(server, "bob", "tail", "--from-start", "--count", "1")
+    assert tail.exit_code == 0, tail.output
+    assert "ann: hello \N{REPLACEMENT CHARACTER}[31mred" in tail.output
+    assert "\x1b" not in tail.output
+    as_json = qim(server, "bob", "tail", "--from-start", "--count", "1", "--json")
+    assert json.loads(as_json.output)["message"]["sender_id"] == "ann"
+
+
+def test_send_reads_standard_input_and_refusals_are_one_line(server: ScriptedServer) -> None:
+    assert qim(server, "ann", "send", "--to", "bob", text="from a pipe\n").exit_code == 0
+    assert server.log["bob"][0].message.body == b"from a pipe\n"
+    server.faults.refuse_sends = [("NOT_MEMBER", None)]
+    refused = qim(server, "ann", "send", "--group", "g", "x")
+    assert (refused.exit_code, refused.output.count("\n")) == (1, 1)
+    assert "NOT_MEMBER" in refused.output
+    both = qim(server, "ann", "send", "x")
+    assert both.exit_code == 1
+    assert "either --to USER or --group" in both.output
+
+
+def test_group_commands(server: ScriptedServer) -> None:
+    made = qim(server, "ann", "group", "create", "g-1", "--member", "bob")
+    assert made.output.startswith("g-1 ''" + ": 2 members"), made.output
+    assert "3 members" in qim(server, "ann", "group", "add", "g-1", "eve").output
+    assert "2 members" in qim(server, "ann", "group", "remove", "g-1", "bob").output
+    shown = qim(server, "ann", "group", "show", "g-1")
+    assert "eve" in shown.output
+    assert "bob" not in shown.output
+    again = qim(server, "ann", "group", "create", "g-1")
+    assert again.exit_code == 1
+    assert "CONVERSATION_EXISTS" in again.output
+
+
+def test_chat_shows_history_sends_lines_and_ends(server: ScriptedServer) -> None:
+    assert qim(server, "bob", "send", "--to", "ann", "are you there?").exit_code == 0
+    said = qim(server, "ann", "chat", "--to", "bob", text="yes\n/who\n/help\n/nonsense\n/quit\nnever sent\n")
+    assert said.exit_code == 0, said.output
+    for part in ("bob: are you there?", "you: yes  [sent]", "-- ann and bob", "unknown command /nonsense"):
+        assert part in said.output
+    assert [event.message.body for event in server.log["bob"]] == [b"are you there?", b"yes"]
+
+
+def test_chat_in_a_group_and_bad_names(server: ScriptedServer) -> None:
+    server.members["g-1"] = ["ann", "bob"]
+    said = qim(server, "ann", "chat", "--group", "g-1", text="hi all\n/who\n")
+    assert "-- ann (member), bob (member)" in said.output
+    assert server.log["bob"][0].message.body == b"hi all"
+    assert "not an id" in qim(server, "ann", "chat", "--group", "../x").output
+
+
+def test_terminal_answers_are_one_line(server: ScriptedServer) -> None:
+    server.faults.refuse_auth = "BAD_TOKEN"
+    result = qim(server, "ann", "tail")
+    assert (result.exit_code, result.output.count("\n")) == (1, 1)
+    assert "BAD_TOKEN" in result.output
+
+
+# -- finding a stack
+
+
+def stack_file(tmp_path: Path, **values: object) -> Path:
+    content = {"gateway_url": "ws://127.0.0.1:1/ws", "tenant": "demo", "jwt_secret": SECRET, "brokers": "x"}
+    (tmp_path / "client.json").write_text(json.dumps(content | values))
+    return tmp_path
+
+
+def test_discovery_reads_the_file_and_options_win(tmp_path: Path) -> None:
+    found = discover(stack_file(tmp_path), tenant="other", gateway_url=None)
+    assert (found.gateway_url, found.tenant, found.jwt_secret) == ("ws://127.0.0.1:1/ws", "other", SECRET)
+    assert SECRET not in repr(found)
+
+
+def test_discovery_errors_name_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="qim up --state-dir"):
+        discover(tmp_path / "none")
+    assert discover(tmp_path / "none", gateway_url="ws://x").gateway_url == "ws://x"
+    with pytest.raises(ConfigError, match="tenant is not a text"):
+        discover(stack_file(tmp_path, tenant=7))
+    (tmp_path / "client.json").write_text("{")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        discover(tmp_path)
+    with pytest.raises(ConfigError, match="--url"):
+        StackAddress().require_url()
+    with pytest.raises(ConfigError, match="--tenant"):
+        StackAddress(jwt_secret=SECRET).token("ann")
+    with pytest.raises(ConfigError, match="not an id"):
+        StackAddress(jwt_secret=SECRET, tenant="demo").token("no spaces")
+
+
+def test_token_command_mints_what_the_gateway_accepts(tmp_path: Path) -> None:
+    state = str(stack_file(tmp_path))
+    result = CliRunner().invoke(main, ["token", "--user", "ann", "--state-dir", state, "--ttl", "60"])
+    assert result.exit_code == 0, result.output
+    verifier = TokenVerifier.from_settings(Settings(jwt_secret=SECRET))
+    claims = verifier.verify(result.output.strip())
+    assert (claims.tenant_id, claims.user_id) == ("demo", "ann")
+    missing = CliRunner().invoke(main, ["token", "--user", "ann", "--state-dir", str(tmp_path / "none")])
+    assert (missing.exit_code, missing.output.count("\n")) == (1, 1)
+
+
+def test_the_secret_may_come_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    path.write_text(SECRET + "\n")
+    args = ["token", "--user", "ann", "--tenant", "t", "--url", "ws://x", "--jwt-secret-file", str(path)]
+    result = CliRunner().invoke(main, args)
+    assert result.exit_code == 0, result.output
+    bad = CliRunner().invoke(main, [*args[:-1], str(tmp_path / "none")])
+    assert bad.exit_code == 1
+    assert "--jwt-secret-file" in bad.output
