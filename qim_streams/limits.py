@@ -25,3 +25,4 @@ DEVICES_MAX = 32  # devices of a user with a session; the one unseen for longest
 API_BODY_BYTES_MAX = 1024 * 1024  # a request to the admin API: 5,000 user ids fit
 API_CONNECTIONS_MAX = 64
 TOKEN_TTL_MAX_S = 30 * 86_400  # of an access token minted by the admin API
+MEMBERSHIP_VERSION_RETENTION_MS = 16 * 86_400_000  # above Outbox (7 d) plus dispatch log (8 d)

@@ -96,6 +96,9 @@ class Settings(BaseSettings):
     # -- writer
     writer_host: str = _setting("127.0.0.1", "writer", "address of the internal RPC")
     writer_port: int = _setting(0, "writer", "port of the internal RPC; 0 = any free", ge=0, le=65535)
+    writer_advertised_host: str = _setting(
+        "", "writer", "host under which gateways reach the internal RPC; empty = writer_host"
+    )
     writer_queue_max: int = _setting(20_000, "writer", "requests waiting in a writer; more are refused", ge=1)
     commit_group_max: int = _setting(512, "writer", "messages committed in one group", ge=1, le=2_000)
     message_body_bytes_max: int = _setting(

@@ -38,6 +38,7 @@ STRANGERS_MAX = 64  # connections that have not authenticated yet
 ANSWERS_MAX = 20_000  # unsent answers of one connection, from where on it is not read
 GROUP_COMMANDS_MAX = 256  # under way at once
 HEARTBEAT_S = 10.0
+READY_PATH = "/readyz"
 _BUSY = (int(GroupStatus.REFUSED), "OVERLOADED", "too many group commands at once", 500)
 _NOT_OWNER = (int(GroupStatus.NOT_OWNER), "SHARD_MOVED", "another writer owns the conversation", 0)
 
@@ -63,6 +64,7 @@ class RpcServer:
         """Listen; returns the port (`port` 0: any free one). OSError when it is taken."""
         app = web.Application()
         app.router.add_get(rpc_protocol.PATH, self._accept)
+        app.router.add_get(READY_PATH, self._ready)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, port, backlog=256)
@@ -104,6 +106,11 @@ class RpcServer:
         finally:
             self._peers.discard(peer)
         return socket
+
+    async def _ready(self, _request: web.Request) -> web.Response:
+        """200 when a partition is served, else 503."""
+        served = len(self.writer.ready)
+        return web.Response(status=200 if served else 503, text=f"{served} partitions served\n")
 
     async def _handshake(self, socket: web.WebSocketResponse) -> str:
         nonce = secrets.token_bytes(rpc_protocol.NONCE_BYTES)

@@ -1,0 +1,125 @@
+"""Which Outbox partitions a writer serves: leases taken, given up and lost, shared fairly with other writers.
+
+Each round counts the living writers, gives partitions above the fair share up (drained first, so that the
+next owner has nothing to relay) and lets the keeper take what is free below it.
+
+Invariants: a partition is served only between its grant and its loss; it is drained before its lease is
+released.
+
+Spec: §11.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from qim_streams.commit.writer import ConversationWriter, partition_of_resource, resource_of
+from qim_streams.errors import FencedError, InvariantViolation, StoreError
+from qim_streams.ownership.keeper import Claimant, LeaseKeeper
+from qim_streams.ownership.ports import Grant, LeaseStore
+from qim_streams.ownership.shares import Seat, fair_share
+
+log = logging.getLogger(__name__)
+
+SEAT_NAME = "writers"
+HAND_OVER_TIMEOUT_S = 5.0
+SETTLE_RETRY_S = 5.0
+
+Settle = Callable[[int, int], Awaitable[int]]  # (partition, epoch) -> conversations settled
+
+
+class PartitionOwnership:
+    """The leases of one writer. `settle` makes good what the change log lacks of a partition."""
+
+    def __init__(
+        self,
+        leases: LeaseStore,
+        claimant: Claimant,
+        partitions: int,
+        *,
+        ttl_ms: int,
+        renew_ms: int,
+        settle: Settle,
+    ) -> None:
+        self._partitions, self._renew_s, self._settle = partitions, renew_ms / 1_000, settle
+        self._writer: ConversationWriter | None = None
+        self._settling: set[asyncio.Task[None]] = set()
+        self._seat = Seat(leases, claimant, SEAT_NAME, ttl_ms)
+        self.keeper = LeaseKeeper(
+            leases,
+            claimant,
+            ttl_ms=ttl_ms,
+            renew_ms=renew_ms,
+            on_granted=self._granted,
+            on_lost=self._lost,
+        )
+
+    async def run(self, writer: ConversationWriter) -> None:
+        """Own partitions for `writer` until the task is cancelled."""
+        self._writer = writer
+        self.keeper.want(resource_of(partition) for partition in range(self._partitions))
+        keeping: asyncio.Task[None] | None = None
+        try:
+            while True:
+                await self._share(writer)
+                if keeping is None:  # not before the first share is known
+                    keeping = asyncio.create_task(self.keeper.run(), name="lease-keeper")
+                await asyncio.wait([keeping], timeout=self._renew_s)
+                if keeping.done():
+                    keeping.result()
+        finally:
+            if keeping is not None:
+                keeping.cancel()
+                await asyncio.gather(keeping, return_exceptions=True)
+
+    async def close(self, writer: ConversationWriter, timeout_s: float) -> None:
+        """Drain all partitions and give everything up. `run` has ended."""
+        for task in self._settling:
+            task.cancel()
+        await writer.close(timeout_s)
+        await self.keeper.close()
+        await self._seat.leave()
+
+    def fenced(self, partition: int, epoch: int) -> None:
+        """A write under this epoch was refused."""
+        self.keeper.lost(resource_of(partition), epoch)
+
+    async def _share(self, writer: ConversationWriter) -> None:
+        try:
+            share = fair_share(self._partitions, await self._seat.living())
+        except StoreError as error:
+            log.warning("living writers not counted: %s", error)
+            return
+        self.keeper.hold_max = share
+        surplus = sorted(self.keeper.held)[share:]
+        if surplus:
+            log.info("giving up %s: the fair share is %d", ", ".join(surplus), share)
+            await writer.drain(map(partition_of_resource, surplus), HAND_OVER_TIMEOUT_S)
+            await self.keeper.give_up(surplus)
+
+    def _granted(self, grant: Grant) -> None:
+        if self._writer is None:
+            return
+        self._writer.grant(grant)
+        task = asyncio.create_task(self._settle_until_done(grant), name=f"settle-{grant.resource}")
+        self._settling.add(task)
+        task.add_done_callback(self._settling.discard)
+
+    def _lost(self, resource: str) -> None:
+        if self._writer is not None:
+            self._writer.revoke(partition_of_resource(resource))
+
+    async def _settle_until_done(self, grant: Grant) -> None:
+        partition = partition_of_resource(grant.resource)
+        while self.keeper.grant_of(grant.resource) == grant:
+            try:
+                count = await self._settle(partition, grant.epoch)
+            except FencedError:
+                return
+            except (StoreError, InvariantViolation) as error:
+                log.error("%s: change log not made good yet: %s", grant.resource, error)
+                await asyncio.sleep(SETTLE_RETRY_S)
+                continue
+            if count:
+                log.info("%s: %d conversations written to the change log again", grant.resource, count)
+            return

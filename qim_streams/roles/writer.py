@@ -1,0 +1,219 @@
+"""The ConversationWriter process: composition, start and stop.
+
+Start: boot number (proof that no other process has this name) -> stores, log producer, topics checked ->
+RPC listens -> leases are taken, each partition is relayed and then served. Ready (``GET /readyz`` on the
+RPC port) when a partition is served; the log names the address and each partition.
+
+Stop: partitions are drained (no new sends, those taken are answered and confirmed), leases are released,
+answers go out, the producer is flushed. Bounded in time; what is left is repaired at the next boot.
+
+Spec: §3, §11.
+"""
+
+import asyncio
+import logging
+import os
+import secrets
+from functools import partial
+from pathlib import Path
+
+from qim_streams.codec import RECORD_BYTES_MAX
+from qim_streams.commit.admission import Admission, AdmissionLimits
+from qim_streams.commit.calls import PartitionCalls
+from qim_streams.commit.clock_bound import FileClockBound, ReservedClock
+from qim_streams.commit.kafka_outbox import MEMBERSHIP_TOPIC, OUTBOX_TOPIC, KafkaMembershipLog, KafkaOutbox
+from qim_streams.commit.lane_services import LaneLimits, LaneServices
+from qim_streams.commit.ownership import PartitionOwnership
+from qim_streams.commit.redis_store import RedisConversationStore
+from qim_streams.commit.relay import OutboxRelay
+from qim_streams.commit.rpc_server import RpcServer
+from qim_streams.commit.script_pipe import ScriptPipe
+from qim_streams.commit.snapshots import MemberSnapshots
+from qim_streams.commit.writer import ConversationWriter, WriterLimits
+from qim_streams.errors import ConfigError
+from qim_streams.ids import is_text_id
+from qim_streams.limits import MEMBERSHIP_VERSION_RETENTION_MS
+from qim_streams.membership.changes import ChangeWriter, GroupLimits, Surroundings
+from qim_streams.membership.direct import DirectChatMaker
+from qim_streams.membership.redis_directory import RedisOrdinalDirectory
+from qim_streams.membership.redis_reader import RedisMembershipReader
+from qim_streams.membership.redis_store import RedisMembershipStore
+from qim_streams.membership.service import GroupService
+from qim_streams.ownership.boot import Boot
+from qim_streams.ownership.keeper import Claimant
+from qim_streams.ownership.redis_leases import RedisLeaseStore
+from qim_streams.placement import outbox_partition
+from qim_streams.redis_tier import RedisClient, connect
+from qim_streams.runtime import die, now_ms
+from qim_streams.settings import Settings
+from qim_streams.streaming import topics
+from qim_streams.streaming.producer import LogProducer, ProducerSpec
+
+log = logging.getLogger(__name__)
+
+DRAIN_TIMEOUT_S = 10.0
+RECORD_OVERHEAD_BYTES = 32 * 1024  # of an Outbox record beside the body: ids, names, members
+WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
+TOKEN_BYTES = 16
+
+
+async def run_writer(settings: Settings, stop: asyncio.Event) -> None:
+    """Run one writer until `stop` is set. ConfigError when it cannot start."""
+    check_settings(settings)
+    name = f"writer.{settings.node_id}.{settings.worker_slot}"
+    boot = Boot.take(settings.state_dir, name)
+    log.info("%s boot %d, pid %d", name, boot.number, os.getpid())
+    partitions = await asyncio.to_thread(check_topics, settings)
+    redis = connect(settings)
+    producer = LogProducer(
+        ProducerSpec(settings.brokers, name, message_timeout_ms=settings.produce_timeout_ms),
+        on_fatal=lambda why: die(f"log producer: {why}"),
+    )
+    await producer.start()
+    parts = _Parts(settings, redis, producer, partitions[MEMBERSHIP_TOPIC])
+    try:
+        await _serve(settings, parts, Claims(name, boot.number), stop)
+    finally:
+        await producer.close()
+        await redis.aclose()
+    await parts.clock.close()
+    boot.release()
+    log.info("%s stopped", name)
+
+
+class Claims:
+    """Name and boot number, to which an address is added once it is known."""
+
+    def __init__(self, name: str, boot: int) -> None:
+        self.name, self.boot = name, boot
+
+    def at(self, address: str) -> Claimant:
+        """The claimant of leases."""
+        return Claimant(self.name, self.boot, address)
+
+
+class _Parts:
+    """Everything of one writer process, put together."""
+
+    def __init__(
+        self, settings: Settings, redis: RedisClient, producer: LogProducer, membership_partitions: int
+    ) -> None:
+        partition_of = partial(_partition, settings.outbox_partitions)
+        pipe = ScriptPipe(redis)
+        calls = PartitionCalls(pipe)
+        store = RedisConversationStore(calls, settings.client_dedup_retention_s, partition_of)
+        reader = RedisMembershipReader(redis, partition_of)
+        directory = RedisOrdinalDirectory(redis, pipe)
+        membership = RedisMembershipStore(redis, calls, partition_of)
+        outbox = KafkaOutbox(producer)
+        change_log = KafkaMembershipLog(producer, partial(_partition, membership_partitions))
+        self.partition_of = partition_of
+        self.leases = RedisLeaseStore(redis)
+        self.snapshots = MemberSnapshots(reader)
+        self.clock = ReservedClock(
+            FileClockBound(_clock_file(settings)), int.from_bytes(secrets.token_bytes(8), "big"), now_ms
+        )
+        limits = GroupLimits(
+            settings.mailbox_shards, settings.group_members_max, MEMBERSHIP_VERSION_RETENTION_MS
+        )
+        around = Surroundings(now_ms, partial(secrets.token_bytes, TOKEN_BYTES), die)
+        self.changes = ChangeWriter(membership, reader, change_log, limits, around)
+        self.groups = GroupService(membership, directory, self.changes)
+        self.services = LaneServices(
+            store=store,
+            outbox=outbox,
+            relay=OutboxRelay(store, outbox, die),
+            clock=self.clock,
+            direct=DirectChatMaker(self.changes, directory, self.snapshots.put),
+            snapshots=self.snapshots,
+            admission=Admission(
+                AdmissionLimits(
+                    settings.message_body_bytes_max,
+                    settings.large_group_members,
+                    settings.per_sender_in_conversation_interval_ms,
+                )
+            ),
+            now_ms=now_ms,
+            on_doubt=die,
+        )
+
+
+async def _serve(settings: Settings, parts: _Parts, claims: Claims, stop: asyncio.Event) -> None:
+    owner: list[PartitionOwnership] = []  # known only once the port is
+    writer = ConversationWriter(
+        parts.services,
+        WriterLimits(settings.writer_queue_max, lane=LaneLimits(group_max=settings.commit_group_max)),
+        parts.partition_of,
+        on_fenced=lambda partition, epoch: owner[0].fenced(partition, epoch),
+    )
+    server = RpcServer(writer, parts.groups, settings.secret("internal_secret"), die)
+    try:
+        port = await server.start(settings.writer_host, settings.writer_port)
+    except OSError as error:
+        raise ConfigError(
+            f"writer_port: cannot listen on {settings.writer_host}:{settings.writer_port} "
+            f"({error.strerror}); set QIM_WRITER_PORT to a free port or 0"
+        ) from error
+    address = f"{settings.writer_advertised_host or settings.writer_host}:{port}"
+    ownership = PartitionOwnership(
+        parts.leases,
+        claims.at(address),
+        settings.outbox_partitions,
+        ttl_ms=settings.lease_ttl_ms,
+        renew_ms=settings.lease_renew_ms,
+        settle=parts.changes.settle_all,
+    )
+    owner.append(ownership)
+    log.info("listening on %s", address)
+    owning = asyncio.create_task(ownership.run(writer), name="ownership")
+    await _until(stop, owning)
+    owning.cancel()
+    await asyncio.gather(owning, return_exceptions=True)
+    await ownership.close(writer, DRAIN_TIMEOUT_S)
+    await server.close()
+
+
+async def _until(stop: asyncio.Event, owning: "asyncio.Task[None]") -> None:
+    """Until `stop`, or until ownership broke, which ends the process."""
+    stopped = asyncio.create_task(stop.wait(), name="stop")
+    await asyncio.wait([stopped, owning], return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if owning.done() and not owning.cancelled() and (error := owning.exception()) is not None:
+        die("ownership of partitions broke", error)
+
+
+def _partition(partitions: int, tenant_id: str, conversation_id: str) -> int:
+    return outbox_partition(tenant_id, conversation_id, partitions)
+
+
+def _clock_file(settings: Settings) -> Path:
+    return settings.state_dir / "clock" / f"writer.{settings.node_id}.{settings.worker_slot}.bound"
+
+
+def check_settings(settings: Settings) -> None:
+    """ConfigError for what only a writer minds."""
+    settings.secret("internal_secret")
+    if not is_text_id(settings.node_id):
+        raise ConfigError("node_id: letters, digits and ._@~- only, at most 128; set QIM_NODE_ID")
+    if settings.message_body_bytes_max + RECORD_OVERHEAD_BYTES > RECORD_BYTES_MAX:
+        raise ConfigError(
+            f"message_body_bytes_max: a log record of {RECORD_BYTES_MAX} bytes holds a body of at most "
+            f"{RECORD_BYTES_MAX - RECORD_OVERHEAD_BYTES}; lower it"
+        )
+    if settings.writer_host in WILDCARDS and not settings.writer_advertised_host:
+        raise ConfigError(
+            "writer_advertised_host: needed when writer_host is a wildcard, for gateways to find this writer"
+        )
+
+
+def check_topics(settings: Settings) -> dict[str, int]:
+    """Partition counts of the topics that a writer appends to; ConfigError when one is not as declared.
+
+    Blocking.
+    """
+    wanted = topics.load().resolve_for(settings)
+    ours = {name: wanted[name] for name in (OUTBOX_TOPIC, MEMBERSHIP_TOPIC)}
+    problems = topics.check(topics.admin_client(settings.brokers), ours)
+    if problems:
+        raise ConfigError("topics differ from topics.yaml: " + "; ".join(problems))
+    return {name: topic.partitions for name, topic in ours.items()}
