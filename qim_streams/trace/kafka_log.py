@@ -57,10 +57,17 @@ class KafkaLogReader:
 
     def _connected(self) -> AdminClient:
         if self._admin is None:
-            self._admin = AdminClient(
+            admin = AdminClient(
                 {"bootstrap.servers": self._brokers, "client.id": _GROUP, "socket.timeout.ms": 10_000},
                 logger=log,
             )
+            try:
+                # Without this the first request for leaders may meet the bootstrap connection just as it is
+                # replaced by the broker's own, and librdkafka repeats it only after three seconds.
+                admin.list_topics(timeout=self._timeout_s)
+            except KafkaException as error:
+                raise self._unavailable(error) from error
+            self._admin = admin
         return self._admin
 
     def _unavailable(self, error: object) -> StoreUnavailable:
