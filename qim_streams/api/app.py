@@ -46,7 +46,7 @@ def build_routes(deps: ApiDeps) -> FastAPI:
     app.include_router(health_routes(deps.probes))
     keyed = [
         group_routes(deps.commands, deps.new_group_id),
-        conversation_routes(deps.commands, deps.conversations),
+        conversation_routes(deps.conversations),
         message_routes(deps.trace),
         token_routes(deps.mint),
     ]

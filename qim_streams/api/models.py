@@ -74,13 +74,6 @@ class SetRole(Request):
     role: Role
 
 
-class DirectChat(Request):
-    """Two users; one user twice is his chat with himself."""
-
-    user_id: Id
-    peer_id: Id
-
-
 class MintToken(Request):
     """Whom a token is for, and for how long."""
 
@@ -117,6 +110,13 @@ class GroupAnswer(ConversationAnswer):
 
     members: list[MemberAnswer]
     next_user_id: str | None = Field(description="pass as after_user_id for the next page; null: no more")
+
+
+class DirectAnswer(BaseModel):
+    """The direct chat of two users. It is made by its first message: until then `conversation` is null."""
+
+    conversation_id: str
+    conversation: ConversationAnswer | None
 
 
 class TokenAnswer(BaseModel):

@@ -13,7 +13,7 @@ from qim_streams.trace.model import MessageTrace
 
 
 class Commands(Protocol):
-    """Changes of conversations, carried out by the writer that owns each of them.
+    """Commands of groups, carried out by the writer that owns each of them.
 
     AdmissionRefused: the rules say no. StoreUnavailable, TimeoutError: no writer answers now; the change
     may or may not have been made, and repeating it is safe.
@@ -21,9 +21,6 @@ class Commands(Protocol):
 
     async def group(self, command: GroupCommand) -> GroupState:
         """Carry out a command, on behalf of its actor or as the operator (actor_id None)."""
-
-    async def direct(self, tenant_id: str, user_id: str, peer_id: str) -> Conversation:
-        """The direct chat of two users, made when there is none."""
 
 
 class Conversations(Protocol):

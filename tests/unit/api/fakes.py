@@ -6,7 +6,6 @@ from typing import Any
 
 import httpx
 
-from qim_streams import ids
 from qim_streams.api.app import build_api
 from qim_streams.api.ports import ApiDeps, Probe
 from qim_streams.errors import AdmissionRefused
@@ -100,14 +99,6 @@ class FakeWriter:
             group.fields |= command.fields
         elif command.op is GroupOp.DISMISS:
             group.dismissed = True
-
-    async def direct(self, tenant_id: str, user_id: str, peer_id: str) -> Conversation:
-        """As the port says."""
-        if self.failure is not None:
-            raise self.failure
-        address = (tenant_id, ids.direct_conversation_id(tenant_id, user_id, peer_id))
-        made = Group(dict.fromkeys((user_id, peer_id), "member"), dict(POLICIES), kind="direct")
-        return self.groups.setdefault(address, made).head(*address)
 
     async def conversation(self, tenant_id: str, conversation_id: str) -> Conversation | None:
         """Heads, as the reading port says."""

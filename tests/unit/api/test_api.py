@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from qim_streams import limits
+from qim_streams import ids, limits
 from qim_streams.api.app import build_routes
 from qim_streams.errors import Outcome, StoreError, StoreUnavailable
 from qim_streams.trace.model import MessageTrace
 from qim_streams.wire.codes import BY_NAME
-from tests.unit.api.fakes import BASE, KEY, FakeWriter, client, deps, fake_trace, well
+from tests.unit.api.fakes import BASE, KEY, POLICIES, FakeWriter, Group, client, deps, fake_trace, well
 
 ROOM = f"{BASE}/groups/room"
 FOUND, LOST = "01" * 16, "02" * 16
@@ -254,15 +254,20 @@ async def test_unknown_routes_and_verbs(api: httpx.AsyncClient) -> None:
 # -- conversations, tokens, traces
 
 
-async def test_a_direct_chat_is_one_whichever_way_it_is_asked_for(api: httpx.AsyncClient) -> None:
-    answers = [
-        (await api.post(f"{BASE}/direct", json={"user_id": a, "peer_id": b})).json()
-        for a, b in (("ann", "bob"), ("bob", "ann"))
-    ]
-    assert answers[0] == answers[1]
-    assert answers[0]["kind"] == "direct"
-    head = (await api.get(f"{BASE}/conversations/{answers[0]['conversation_id']}")).json()
-    assert (head["last_seq"], head["members_active"], head["members_max"]) == (17, 2, 1_000)
+async def test_a_direct_chat_is_one_whichever_way_it_is_asked_for(
+    api: httpx.AsyncClient, writer: FakeWriter
+) -> None:
+    async def asked(user: str, peer: str) -> dict[str, object]:
+        return dict((await api.get(f"{BASE}/direct", params={"user_id": user, "peer_id": peer})).json())
+
+    conversation = ids.direct_conversation_id("acme", "ann", "bob")
+    before = await asked("ann", "bob")
+    assert before == await asked("bob", "ann") == {"conversation_id": conversation, "conversation": None}
+    writer.groups["acme", conversation] = Group({"ann": "member"}, dict(POLICIES), kind="direct")
+    found = await asked("bob", "ann")
+    assert found["conversation"] == (await api.get(f"{BASE}/conversations/{conversation}")).json()
+    assert found["conversation"]["last_seq"] == 17  # type: ignore[index]
+    failed(await api.get(f"{BASE}/direct", params={"user_id": "ann", "peer_id": ":"}), 422, "FIELD_INVALID")
 
 
 async def test_a_head_that_does_not_exist(api: httpx.AsyncClient) -> None:
