@@ -282,7 +282,7 @@ class QimClient:
         self._received()
         self.wake()
         async with asyncio.timeout(timeout_s):
-            while self.session.is_pulling:
+            while self.session.coverage.is_pulling:
                 await self._wait_change()
 
     def wake(self) -> None:
@@ -324,7 +324,7 @@ class QimClient:
         session = self.session
         if session.shown or session.cursor != self._saved_cursor:
             self._deliver()
-        state = (session.phase, session.is_pulling)
+        state = (session.phase, session.coverage.is_pulling)
         if state != self._state:
             if session.phase is Phase.ONLINE and self._state[0] is not Phase.ONLINE:
                 self._went_online()

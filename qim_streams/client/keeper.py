@@ -22,6 +22,7 @@ from qim_streams.errors import ClientStopped, ConfigError, ProtocolError
 from qim_streams.limits import SERVER_FRAME_BYTES_MAX
 from qim_streams.wire import JSON, MSGPACK
 
+FOLLOW_ATTEMPTS = 3
 log = logging.getLogger("qim.client")
 TokenSource = str | Callable[[], Awaitable[str]]
 _SCHEMES = {"ws": "ws", "http": "ws", "wss": "wss", "https": "wss"}
@@ -47,7 +48,7 @@ class Keeper:
         received: Callable[[], None],
         room: Callable[[], Awaitable[None] | None],
     ) -> None:
-        self.url = url
+        self.url = self._home = url
         self.connections = 0  # that came online
         self._session, self._options, self._token = session, options, token
         self._received, self._room = received, room
@@ -81,6 +82,8 @@ class Keeper:
             if self._ending:
                 return ClientStopped("CLOSED", "the client was closed")
             attempt = 1 if self.connections > before else attempt + 1
+            if attempt > FOLLOW_ATTEMPTS:
+                self.url = self._home  # the preferred endpoint does not work out
             asked = reason.retry_after_ms
             delay = retry_ms(attempt, options.backoff_base_ms, options.backoff_cap_ms, asked, random())
             log.info("disconnected: %s; next try in %d ms", reason.reason, delay)

@@ -47,6 +47,7 @@ class Link:
         self._scope = asyncio.timeout(None)
         self._over = False
         self._timer: asyncio.TimerHandle | None = None
+        self._failure: Exception | None = None  # of a tick
 
     def wake(self) -> None:
         """Frames are queued in the session: write them."""
@@ -81,10 +82,9 @@ class Link:
             await asyncio.wait([writer])
             await self._socket.close()
             self._take_close_code()
-        if not writer.cancelled():
-            failure = writer.exception()
-            if failure is not None:
-                raise failure
+        failure = self._failure or (None if writer.cancelled() else writer.exception())
+        if failure is not None:
+            raise failure
 
     async def _read(self) -> None:
         session, decode = self._session, self._codec.decode_server
@@ -121,8 +121,12 @@ class Link:
 
     def _tick(self) -> None:
         self._timer = self._loop.call_later(self._tick_s, self._tick)
-        self._session.tick(monotonic_ms())
-        if not self._after():
+        try:
+            self._session.tick(monotonic_ms())
+            if not self._after():
+                self.end()
+        except Exception as failure:  # noqa: BLE001 - a timer has no caller: `run` raises it
+            self._failure = failure
             self.end()
 
     def _take_close_code(self) -> None:

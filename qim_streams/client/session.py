@@ -108,7 +108,7 @@ class Session:
         self._backfill: tuple[int, int] | None = None  # (shard_epoch, pulled_to) of a first sync cut short
         self._now_ms = self._heard_ms = self._ping_due_ms = self._control_ms = 0
         self._ping_interval_ms = PING_INTERVAL_DEFAULT_MS
-        self._paused = False
+        self._paused = self._lost_early = False
         self._handlers: dict[type, Callable[[Any], None]] = {
             PushEvents: self._on_push,
             SendAck: self._on_ack,
@@ -213,11 +213,6 @@ class Session:
         """The owner does not read the socket for a while: silence says nothing about the server."""
         self._paused = paused
 
-    @property
-    def is_pulling(self) -> bool:
-        """Whether a pull is on its way."""
-        return self.coverage.is_pulling
-
     def next_rid(self) -> int:
         """A request id that is free on this connection."""
         self._rid = self._rid % (2**32 - 1) + 1
@@ -261,6 +256,9 @@ class Session:
         self.phase, self.cursor, self._backfill = Phase.ONLINE, frame.cursor, None
         self.coverage.reset_checkpoint(self._now_ms)
         self.shown.append(SyncFinished(self.auth.sync_to_seq))
+        if self._lost_early:
+            self._lost_early = False
+            self.checkpoint()
 
     def _on_auth_error(self, frame: Error) -> None:
         if frame.name == "CURSOR_REBASED" and frame.new_cursor:
@@ -321,6 +319,7 @@ class Session:
 
     def _on_live_lost(self, frame: LiveLost) -> None:
         self.coverage.heard(frame.lane_watermark, 0)
+        self._lost_early = self.phase is not Phase.ONLINE
         self.checkpoint()
 
     def _watch_gap(self) -> None:

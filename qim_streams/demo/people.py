@@ -58,7 +58,7 @@ class People:
             first_sync=first_sync,
             per_conversation_inflight=INFLIGHT,
             checkpoint_events=0,
-            checkpoint_interval_ms=10_000,
+            checkpoint_interval_ms=0,
             backoff_cap_ms=3_000,
         )
         client = QimClient(

@@ -26,6 +26,7 @@ from qim_streams.errors import QimError
 from qim_streams.wire.frames import Event
 
 SAY_EVERY_S = 2.0
+ASK_AFTER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,16 +230,22 @@ class RoomPlayer:
             )
 
     async def _wait_for(self, client: QimClient, recorder: Recorder, expected: int) -> None:
-        """Until so many events came, or nothing came for `deliver_timeout_s`; the judge counts."""
+        """Until so many events came, or nothing came for `deliver_timeout_s`; the judge counts.
+
+        When nothing comes for a while the mailbox is asked once: the last push may be lost.
+        """
         loop = asyncio.get_running_loop()
-        before, deadline_s = -1, 0.0
+        before, since_s, asked = -1, 0.0, False
         while len(recorder.events) < expected:
             if len(recorder.events) > before:
-                before, deadline_s = len(recorder.events), loop.time() + self._options.deliver_timeout_s
-            if loop.time() > deadline_s:
+                before, since_s, asked = len(recorder.events), loop.time(), False
+            silent_s = loop.time() - since_s
+            if silent_s > self._options.deliver_timeout_s:
                 return
+            if silent_s > ASK_AFTER_S and not asked:
+                asked = True
+                await client.checkpoint()
             await asyncio.sleep(0.05)
-        await client.checkpoint()  # what the mailbox holds beyond the expected shows up, too
 
     def _take(self, user: int, client: QimClient, recorder: Recorder, verdict: Verdict) -> None:
         name = self._people.user(self._name(user))

@@ -420,6 +420,43 @@ async def test_give_up_and_bad_arguments(server: ScriptedServer) -> None:
         ClientOptions(encoding="xml")
 
 
+async def test_a_preferred_endpoint_is_followed_and_given_up_when_nobody_is_there(
+    server: ScriptedServer,
+) -> None:
+    async with client_of(server, "ann", connect_timeout_s=1.0) as ann:
+        await server.say(Goodbye("moved", 0, "ws://127.0.0.1:9/ws"))
+        await eventually(lambda: ann.keeper.url == "ws://127.0.0.1:9/ws")
+        await eventually(lambda: ann.is_online and server.accepted == 2)
+
+
+async def test_a_lost_live_stream_before_online_is_pulled_afterwards(server: ScriptedServer) -> None:
+    screen = Screen()
+
+    async def lose(_: object) -> None:
+        server.before_batch = None
+        await server.say(LiveLost("held_overflow", server.watermark))
+
+    server.store(ROOM, "bob", b"1", BOTH)
+    server.before_batch = lose
+    async with client_of(server, "ann", screen, first_sync="mailbox"):
+        await eventually(lambda: len(server.frames(PullMailbox)) >= 2)
+    assert screen.bodies == [b"1"]
+
+
+async def test_a_failing_callback_in_a_timer_stops_the_client(server: ScriptedServer) -> None:
+    ann = client_of(server, "ann")
+    await ann.connect(5)
+
+    def fail(_: int) -> None:
+        raise RuntimeError("tick")
+
+    ann.session.tick = fail  # type: ignore[method-assign]
+    with pytest.raises(ClientStopped, match="tick"):
+        async for _ in ann.events():
+            pass
+    await ann.close()
+
+
 async def test_a_failing_callback_stops_the_client(server: ScriptedServer) -> None:
     def fail(_: object) -> None:
         raise RuntimeError("application")
