@@ -1,6 +1,5 @@
 """``qim demo``: a stack, real clients, real rooms, a verdict."""
 
-import asyncio
 import sys
 import time
 from pathlib import Path
@@ -55,11 +54,10 @@ def demo(state_dir: Path, traces: Path | None, scale: float, stay: bool) -> None
         click.echo(f"admin API {running.api_url} (key in {running.state_dir / 'client.json'})")
         if stay:
             click.echo("the stack stays up; Ctrl-C stops it")
-            await asyncio.Event().wait()
         return code
 
     options = RunOptions(plan.StackOptions(state_dir), ServerOptions(quick=True))
-    sys.exit(run_stack(options, play))
+    sys.exit(run_stack(options, play, stay=stay))
 
 
 async def _play(running: "Running", paths: list[Path], scale: float) -> int:

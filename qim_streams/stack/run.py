@@ -69,8 +69,8 @@ class RunOptions:
     policy: RestartPolicy = field(default_factory=RestartPolicy)
 
 
-def run_stack(options: RunOptions, then: Then | None = None) -> int:
-    """Run until a signal, a role's final failure, or the end of `then`; the exit code."""
+def run_stack(options: RunOptions, then: Then | None = None, *, stay: bool = False) -> int:
+    """Run until a signal, a role's final failure, or (unless `stay`) the end of `then`; the exit code."""
     state_dir = options.plan.state_dir.resolve()
     options = replace(options, plan=replace(options.plan, state_dir=state_dir))
     servers = options.servers
@@ -84,13 +84,13 @@ def run_stack(options: RunOptions, then: Then | None = None) -> int:
     )
     stack.prepare()
     try:
-        return asyncio.run(_run(stack, options, then))
+        return asyncio.run(_run(stack, options, then, stay))
     finally:
         (state_dir / CLIENT_FILE).unlink(missing_ok=True)
         stack.close()
 
 
-async def _run(stack: EmbeddedStack, options: RunOptions, then: Then | None) -> int:
+async def _run(stack: EmbeddedStack, options: RunOptions, then: Then | None, stay: bool) -> int:
     state_dir = options.plan.state_dir
     drawn = secrets.load_or_make(state_dir, lambda: random_secrets.token_urlsafe(48), os.environ)
     addresses = plan.Addresses(stack.brokers, stack.redis_url)
@@ -113,10 +113,10 @@ async def _run(stack: EmbeddedStack, options: RunOptions, then: Then | None) -> 
     _describe(running, drawn)
     if then is None:
         return await supervisor.run()
-    return await _run_then(supervisor, running, then)
+    return await _run_then(supervisor, running, then, stay)
 
 
-async def _run_then(supervisor: Supervisor, running: Running, then: Then) -> int:
+async def _run_then(supervisor: Supervisor, running: Running, then: Then, stay: bool) -> int:
     """Run `then` once every role is ready, and stop the stack whatever comes of it."""
     stack = asyncio.create_task(supervisor.run())
     try:
@@ -125,7 +125,7 @@ async def _run_then(supervisor: Supervisor, running: Running, then: Then) -> int
         work = asyncio.ensure_future(then(running))
         await asyncio.wait({work, stack}, return_when=asyncio.FIRST_COMPLETED)
         if work.done():
-            return work.result()
+            return work.result() or (await stack if stay else 0)
         work.cancel()
         return max(1, await stack)
     finally:
