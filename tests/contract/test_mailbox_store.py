@@ -109,7 +109,7 @@ async def test_a_repeated_call_changes_nothing(subject: Subject) -> None:
 async def test_a_torn_call_is_completed_by_its_repetition(subject: Subject) -> None:
     """Entries that an interrupted call left behind are skipped, the missing ones written, in order."""
     store = subject.store
-    await store.write_step(SHARD, EPOCH, [group(0, 1, 2)], "torn", 0)  # W stays: readers see nothing
+    await store.write_step(SHARD, EPOCH, [group(0, 1, 2)], -1, "torn", 0)  # W stays: readers see nothing
     full = [group(0, 1, 2, 3), group(1, 2, 3)]
     assert await store.write_and_advance(SHARD, EPOCH, full, -1, 1) == 1
     assert [await seqs(store, ordinal) for ordinal in (1, 2, 3)] == [[0], [0, 1], [0, 1]]
@@ -122,7 +122,7 @@ async def test_another_epoch_is_fenced(subject: Subject, wrong: int) -> None:
     store = subject.store
     calls = [
         store.write_and_advance(SHARD, wrong, [group(0, 1)], -1, 0),
-        store.write_step(SHARD, wrong, [group(0, 1)], "r", 0),
+        store.write_step(SHARD, wrong, [group(0, 1)], -1, "r", 0),
         store.trim(SHARD, wrong, TENANT, 1, 5),
     ]
     for call in calls:
@@ -148,23 +148,33 @@ async def test_a_shard_without_an_epoch_is_fenced(subject: Subject) -> None:
 
 async def test_steps_stand_in_order_and_all_of_them(subject: Subject) -> None:
     store = subject.store
-    assert await store.write_step(SHARD, EPOCH, [group(7, 1)], "7", 0) == 1
-    assert await store.write_step(SHARD, EPOCH, [group(7, 9)], "7", 2) == 1  # step 1 is missing
+    assert await store.write_step(SHARD, EPOCH, [group(7, 1)], -1, "7", 0) == 1
+    assert await store.write_step(SHARD, EPOCH, [group(7, 9)], -1, "7", 2) == 1  # step 1 is missing
     assert await seqs(store, 9) == []
     assert await store.write_and_advance(SHARD, EPOCH, [], -1, 7, record="7", steps=2) == -1
-    assert await store.write_step(SHARD, EPOCH, [group(7, 2)], "7", 1) == 2
-    assert await store.write_step(SHARD, EPOCH, [group(7, 1)], "7", 0) == 2  # repeated
+    assert await store.write_step(SHARD, EPOCH, [group(7, 2)], -1, "7", 1) == 2
+    assert await store.write_step(SHARD, EPOCH, [group(7, 1)], -1, "7", 0) == 2  # repeated
     state = await store.watermark(SHARD)
     assert (state.open_record, state.open_steps, set(state.lanes)) == ("7", 2, {-1})
     assert await store.write_and_advance(SHARD, EPOCH, [], -1, 7, record="7", steps=2) == 7
     assert (await store.watermark(SHARD)).open_steps == 0
 
 
+async def test_a_step_needs_w_where_it_was(subject: Subject) -> None:
+    """A store that fell back takes no later entries: what it lost could never be put below them."""
+    store = subject.store
+    await store.write_and_advance(SHARD, EPOCH, [group(0, 1)], -1, 0)
+    for expected in (-1, 1):
+        assert await store.write_step(SHARD, EPOCH, [group(7, 1)], expected, "7", 0) == -1
+    assert await seqs(store, 1) == [0]
+    assert await store.write_step(SHARD, EPOCH, [group(7, 1)], 0, "7", 0) == 1
+
+
 async def test_another_record_replaces_the_open_one(subject: Subject) -> None:
     store = subject.store
-    await store.write_step(SHARD, EPOCH, [group(7, 1)], "7", 0)
-    assert await store.write_step(SHARD, EPOCH, [group(7, 2)], "8", 1) == 0
-    assert await store.write_step(SHARD, EPOCH, [group(7, 2)], "8", 0) == 1
+    await store.write_step(SHARD, EPOCH, [group(7, 1)], -1, "7", 0)
+    assert await store.write_step(SHARD, EPOCH, [group(7, 2)], -1, "8", 1) == 0
+    assert await store.write_step(SHARD, EPOCH, [group(7, 2)], -1, "8", 0) == 1
     assert await store.write_and_advance(SHARD, EPOCH, [], -1, 7, record="7", steps=1) == -1
 
 
@@ -231,12 +241,12 @@ async def test_call_bounds(subject: Subject) -> None:
     assert await store.write_and_advance(SHARD, EPOCH, [group(0, *range(2_000))], -1, 0) == 0
     assert await seqs(store, 1_999) == [0]
     with pytest.raises(ValueError, match="2001 mailboxes"):
-        await store.write_step(SHARD, EPOCH, [group(1, *range(2_001))], "1", 0)
+        await store.write_step(SHARD, EPOCH, [group(1, *range(2_001))], 0, "1", 0)
     for expected, observed in ((0, 0), (1, 0), (-2, 0), (0, rule.SEQ_MAX + 1)):
         with pytest.raises(ValueError, match="W cannot move"):
             await store.write_and_advance(SHARD, EPOCH, [], expected, observed)
     with pytest.raises(ValueError, match="belongs to a record"):
-        await store.write_step(SHARD, EPOCH, [], "", 0)
+        await store.write_step(SHARD, EPOCH, [], 0, "", 0)
 
 
 async def test_a_refused_write_leaves_the_watermark(client: RedisClient) -> None:
@@ -285,7 +295,8 @@ async def test_script_and_rule_agree_on_random_calls(client: RedisClient) -> Non
             answers = [await _answer(one.store.write_and_advance(*args)) for one in both]
         elif kind == "step":
             step = random.choice([step, step + 1, 0])
-            args = (SHARD, epoch, [group(seq + 1, *ordinals)], str(seq + 1), step)
+            at = random.choice([coverage] * 5 + [coverage + 1])
+            args = (SHARD, epoch, [group(seq + 1, *ordinals)], at, str(seq + 1), step)
             answers = [await _answer(one.store.write_step(*args)) for one in both]
         elif kind == "close":
             args = (SHARD, epoch, [], coverage, seq + 1)
