@@ -1,0 +1,132 @@
+"""Reads one partition of the push log, from its end, without a consumer group.
+
+Push is best effort: nothing is committed, a gateway that starts has no sessions that missed anything.
+While it runs, it keeps its own position; if the log no longer has that position, it goes to the end and
+says so (`on_gap`), and the sessions fill what they missed from their mailboxes.
+
+Invariants: records come to `deliver` in offset order, one batch at a time; a record that cannot be
+decoded is counted and skipped; an error of the broker never ends the reader.
+
+Spec: §6.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+from aiokafka import AIOKafkaConsumer
+from aiokafka.errors import KafkaError, OffsetOutOfRangeError
+from aiokafka.structs import TopicPartition
+
+from qim_streams.errors import RecordError, StoreUnavailable
+from qim_streams.gateway.metrics import GatewayCounters
+from qim_streams.records import PushBatch, decode_push
+
+log = logging.getLogger(__name__)
+
+RECORDS_MAX: Final = 500
+FETCH_WAIT_MS: Final = 100  # of the broker, when there is nothing; data comes at once
+POLL_MS: Final = 1_000
+BACK_OFF_S: Final = 0.5
+
+Deliver = Callable[[Sequence[PushBatch]], Awaitable[None]]
+
+
+class PushReader:
+    """One consumer for one partition at a time."""
+
+    def __init__(
+        self,
+        brokers: str,
+        topic: str,
+        client_id: str,
+        *,
+        deliver: Deliver,
+        on_gap: Callable[[], object],
+        counters: GatewayCounters,
+    ) -> None:
+        self._brokers, self._topic, self._client_id = brokers, topic, client_id
+        self._deliver, self._on_gap, self._counters = deliver, on_gap, counters
+        self._consumer: Any = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether a partition is being read."""
+        return self._task is not None and not self._task.done()
+
+    async def start(self, partition: int) -> None:
+        """Read `partition` from its present end on. StoreUnavailable when the log does not answer.
+
+        When this returns, everything appended from now on will be delivered.
+        """
+        await self.stop()
+        place = TopicPartition(self._topic, partition)
+        consumer = AIOKafkaConsumer(
+            bootstrap_servers=self._brokers,
+            client_id=self._client_id,
+            group_id=None,
+            enable_auto_commit=False,
+            auto_offset_reset="none",
+            fetch_max_wait_ms=FETCH_WAIT_MS,
+        )
+        try:
+            await consumer.start()
+            consumer.assign([place])
+            end = (await consumer.end_offsets([place]))[place]
+            consumer.seek(place, end)
+        except (KafkaError, OSError, TimeoutError) as error:
+            await consumer.stop()
+            raise StoreUnavailable(f"push log: {type(error).__name__}: {error}") from error
+        self._consumer = consumer
+        self._task = asyncio.get_running_loop().create_task(self._run(place), name="push-reader")
+        log.info("reading %s[%d] from %d on", self._topic, partition, end)
+
+    async def stop(self) -> None:
+        """Stop reading. Safe to repeat."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            await consumer.stop()
+
+    async def _run(self, place: TopicPartition) -> None:
+        while True:
+            try:
+                found = await self._consumer.getmany(place, timeout_ms=POLL_MS, max_records=RECORDS_MAX)
+                records = found.get(place, ())
+                if records:
+                    await self._deliver(self._decoded(records))
+            except OffsetOutOfRangeError:
+                await self._skip_to_end(place)
+            except (KafkaError, OSError, TimeoutError) as error:
+                log.warning("push log: %s: %s", type(error).__name__, error)
+                await asyncio.sleep(BACK_OFF_S)
+            except Exception:
+                # One batch is lost for the live streams; fills and pulls have it all the same.
+                log.exception("a push batch could not be delivered")
+                self._on_gap()
+
+    def _decoded(self, records: Sequence[Any]) -> list[PushBatch]:
+        batches = []
+        for record in records:
+            try:
+                batches.append(decode_push(record.value or b""))
+            except RecordError as error:
+                self._counters.poison_batches += 1
+                log.warning("push record %d is not a batch: %s", record.offset, error)
+        return batches
+
+    async def _skip_to_end(self, place: TopicPartition) -> None:
+        try:
+            end = (await self._consumer.end_offsets([place]))[place]
+        except KafkaError as error:
+            log.warning("push log: %s: %s", type(error).__name__, error)
+            await asyncio.sleep(BACK_OFF_S)
+            return
+        self._consumer.seek(place, end)
+        log.warning("the push log no longer has our position; going on at its end, %d", end)
+        self._on_gap()

@@ -1,0 +1,63 @@
+"""Device sessions in Redis: ``{u:<tenant>:<user>}:dev``, a hash of device -> epoch and last sight.
+
+Spec: §7.
+"""
+
+from collections.abc import Sequence
+
+from qim_streams import limits
+from qim_streams.errors import StoreUnavailable
+from qim_streams.gateway.ports import DeviceKey
+from qim_streams.redis_tier import RedisClient, Script, translate, translated
+
+TOUCH_MAX = 500  # script calls in one pipeline
+
+
+class RedisDeviceSessions:
+    """`DeviceSessions` on Redis."""
+
+    def __init__(self, client: RedisClient, devices_max: int = limits.DEVICES_MAX) -> None:
+        self._client, self._max = client, devices_max
+        self._script = Script.load("qim_streams.gateway", "device_session.lua")
+
+    async def open(self, device: DeviceKey, now_ms: int) -> int:
+        """See `DeviceSessions.open`."""
+        async with translated("device sessions"):
+            args = ("open", device.device_id, now_ms, self._max)
+            return int(await self._script.call(self._client, [_key(device)], args))
+
+    async def touch(self, devices: Sequence[DeviceKey], now_ms: int) -> list[int]:
+        """See `DeviceSessions.touch`."""
+        epochs: list[int] = []
+        for start in range(0, len(devices), TOUCH_MAX):
+            calls = [
+                ([_key(one)], ("touch", one.device_id, now_ms)) for one in devices[start : start + TOUCH_MAX]
+            ]
+            async with translated("device sessions"):
+                answers = await self._script.call_many(self._client, calls)
+            for answer in answers:
+                if isinstance(answer, BaseException):
+                    raise translate(answer, "device sessions") from answer
+                epochs.append(int(answer))
+        return epochs
+
+
+class RedisShardEpochs:
+    """`sync.ports.ShardEpochs` on Redis: ``{s:<shard>}:epoch``, written by the lease store."""
+
+    def __init__(self, client: RedisClient) -> None:
+        self._client = client
+
+    async def current(self, shard: int) -> int:
+        """See `ShardEpochs.current`."""
+        async with translated(f"s:{shard}"):
+            value = await self._client.get(f"{{s:{shard}}}:epoch")
+        if value is None:
+            return 0
+        if not value.isdigit():
+            raise StoreUnavailable(f"s:{shard}: epoch is not a number")
+        return int(value)
+
+
+def _key(device: DeviceKey) -> str:
+    return f"{{u:{device.tenant_id}:{device.user_id}}}:dev"

@@ -1,0 +1,200 @@
+"""The WebSocket server: sockets in, sessions beside them, nothing decided here.
+
+``GET /ws`` with the subprotocol ``qim.v1+msgpack`` or ``qim.v1+json``; ``/healthz`` (the process runs)
+and ``/readyz`` (it serves: 200, else 503) on the same port.
+
+Bounds: a message over `frame_bytes_max` ends the connection (1009) before it is buffered; nothing is
+compressed; a connection that is no session within `auth_deadline_s` is closed, one that never became a
+WebSocket too; what waits to be written is bounded per socket, and a full socket is not read.
+
+Spec: §6, §7; reliability P16, P17.
+"""
+
+import asyncio
+import logging
+from typing import Any, Final
+
+from aiohttp import WSCloseCode, WSMsgType, web
+from aiohttp.abc import AbstractStreamWriter
+
+from qim_streams.gateway.outbound import TRANSPORT_BYTES_MAX, Cork, Outbound
+from qim_streams.gateway.services import Services
+from qim_streams.gateway.session import ClientSession
+from qim_streams.wire import CODECS, SUBPROTOCOLS
+from qim_streams.wire.codec import Codec
+
+log = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_S: Final = 2.0
+GOODBYE_SPREAD_MS: Final = 3_000  # clients come back within this time, by chance
+DRAIN_ANSWERS_S: Final = 3.0
+DRAIN_STEP_S: Final = 0.02
+BACKLOG: Final = 1_024
+
+
+class Socket:
+    """One WebSocket and its session."""
+
+    def __init__(
+        self,
+        services: Services,
+        codec: Codec,
+        ws: Any,
+        transport: Any,
+        writer: AbstractStreamWriter,
+        cork: Cork,
+    ) -> None:
+        self._ws, self._codec, self._transport = ws, codec, transport
+        transport.set_write_buffer_limits(high=TRANSPORT_BYTES_MAX)
+        outbound = Outbound(
+            transport,
+            writer.drain,
+            cork,
+            binary=codec.binary,
+            bytes_max=services.settings.outbound_queue_bytes_max,
+        )
+        self.session = ClientSession(services, codec, outbound, self._hang_up)
+        self._closing: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Read until the connection ends; the session is closed afterwards."""
+        session, outbound = self.session, self.session.outbound
+        wanted = WSMsgType.BINARY if self._codec.binary else WSMsgType.TEXT
+        try:
+            async for message in self._ws:
+                if message.type is not wanted:
+                    if message.type is not WSMsgType.ERROR:
+                        session.fail("BAD_FRAME", f"this subprotocol has {wanted.name} messages only")
+                    break
+                session.receive(message.data)
+                if not session.is_open:
+                    break
+                if outbound.is_full:
+                    await outbound.room()
+        finally:
+            session.close()
+            if self._closing is not None:
+                await asyncio.wait([self._closing])
+
+    def _hang_up(self, code: int) -> None:
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close(code))
+
+    async def _close(self, code: int) -> None:
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._ws.close(code=code, drain=False)
+        except (TimeoutError, ConnectionError, RuntimeError):
+            # The peer does not read or answer: there is nobody to say more to.
+            log.debug("a peer did not answer the close")
+        self._transport.close()
+
+    def abort(self) -> None:
+        """End the connection at once: the peer takes nothing any more."""
+        self._transport.abort()
+
+    async def close(self, code: int = WSCloseCode.GOING_AWAY) -> None:
+        """Close the connection and wait until it is."""
+        self._hang_up(code)
+        if self._closing is not None:
+            await asyncio.wait([self._closing])
+
+
+class GatewayServer:
+    """The listening server. `ready` says whether /readyz may answer 200."""
+
+    def __init__(self, services: Services, ready: Any) -> None:
+        self._all, self._ready = services, ready
+        self._cork = Cork(asyncio.get_running_loop())
+        self.sockets: set[Socket] = set()
+        self._handlers: set[Any] = set()  # HTTP protocols that became sockets
+        self._seen: dict[Any, float] = {}
+        self._runner: web.AppRunner | None = None
+        self.port = 0
+
+    async def start(self) -> None:
+        """Listen; `port` is set afterwards. OSError when the address is taken."""
+        app = web.Application()
+        app.router.add_get("/ws", self._connect)
+        app.router.add_get("/healthz", self._health)
+        app.router.add_get("/readyz", self._readiness)
+        self._runner = web.AppRunner(
+            app, access_log=None, handle_signals=False, shutdown_timeout=CLOSE_TIMEOUT_S
+        )
+        await self._runner.setup()
+        settings = self._all.settings
+        site = web.TCPSite(self._runner, settings.gateway_host, settings.gateway_port, backlog=BACKLOG)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+
+    async def drain(self) -> None:
+        """Say GOODBYE, let answers that are owed go out, close every socket. Nobody is let in any more."""
+        self._all.draining = True
+        for socket in self.sockets:
+            delay = int(500 + self._all.random() * GOODBYE_SPREAD_MS)
+            socket.session.say_goodbye(delay)
+        for _ in range(round(DRAIN_ANSWERS_S / DRAIN_STEP_S)):
+            if not any(socket.session.connection.requests for socket in self.sockets):
+                break
+            await asyncio.sleep(DRAIN_STEP_S)
+        await asyncio.gather(*(socket.close() for socket in list(self.sockets)))
+
+    async def close(self) -> None:
+        """Stop listening."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.cleanup()
+
+    def close_strangers(self, now: float) -> int:
+        """Close connections that have not become a WebSocket within the AUTH deadline; how many."""
+        if self._runner is None or self._runner.server is None:
+            return 0
+        present = set(self._runner.server.connections) - self._handlers
+        self._seen = {one: self._seen.get(one, now) for one in present}
+        late = [one for one, since in self._seen.items() if now - since > self._all.settings.auth_deadline_s]
+        for one in late:
+            if one.transport is not None:
+                one.transport.abort()
+        return len(late)
+
+    async def _connect(self, request: web.Request) -> web.StreamResponse:
+        settings, counters = self._all.settings, self._all.counters
+        if self._all.draining:
+            counters.connections_refused += 1
+            raise web.HTTPServiceUnavailable(headers={"Retry-After": "1"})
+        ws = web.WebSocketResponse(
+            protocols=SUBPROTOCOLS,
+            max_msg_size=settings.frame_bytes_max,
+            compress=False,
+            timeout=CLOSE_TIMEOUT_S,
+            decode_text=False,
+        )
+        codec = CODECS.get(ws.can_prepare(request).protocol or "")
+        if codec is None:
+            raise web.HTTPBadRequest(text=f"offer a subprotocol: {', '.join(SUBPROTOCOLS)}\n")
+        writer = await ws.prepare(request)
+        if request.transport is None:
+            return ws  # gone during the handshake
+        counters.connections += 1
+        counters.sockets += 1
+        socket = Socket(self._all, codec, ws, request.transport, writer, self._cork)
+        self._handlers.add(request.protocol)
+        self.sockets.add(socket)
+        try:
+            if len(self.sockets) > settings.connections_max:
+                counters.connections_refused += 1
+                socket.session.fail("TOO_MANY_CONNECTIONS", "this gateway is full")
+            await socket.run()
+        finally:
+            self.sockets.discard(socket)
+            self._handlers.discard(request.protocol)
+            counters.sockets -= 1
+        return ws
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _readiness(self, _: web.Request) -> web.Response:
+        if self._ready() and not self._all.draining:
+            return web.Response(text="ready\n")
+        return web.Response(status=503, text="not ready\n")

@@ -1,0 +1,53 @@
+"""Services: what all sessions of a gateway share, put together once by the role.
+
+Spec: §6, §7.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from qim_streams.gateway.metrics import GatewayCounters
+from qim_streams.gateway.ports import DeviceSessions, WriterLinks
+from qim_streams.gateway.presence import PresenceLog
+from qim_streams.gateway.registry import Registry
+from qim_streams.gateway.tokens import TokenVerifier
+from qim_streams.membership.ports import OrdinalDirectory
+from qim_streams.settings import Settings
+from qim_streams.sync.pull import PullService
+from qim_streams.sync.service import SyncService
+
+PULLS_AT_ONCE_MAX: Final = 64  # in the whole gateway: bounds the memory that bodies take
+SYNCING_QUIET: Final = 100  # sessions that may sync at once before others are asked to wait
+SYNC_DELAY_STEP_MS: Final = 10
+SYNC_DELAY_MAX_MS: Final = 5_000
+
+
+@dataclass(slots=True)
+class Services:
+    """`now_ms` is the wall clock, `random` gives numbers in [0, 1), `registry` holds the sessions."""
+
+    settings: Settings
+    tokens: TokenVerifier
+    ordinals: OrdinalDirectory
+    sync: SyncService
+    pulls: PullService
+    devices: DeviceSessions
+    writers: WriterLinks
+    presence: PresenceLog
+    registry: Registry[Any]
+    counters: GatewayCounters
+    pull_slots: asyncio.Semaphore
+    now_ms: Callable[[], int]
+    random: Callable[[], float]
+    new_group_id: Callable[[], str]
+    draining: bool = False
+    syncing: int = 0  # sessions between AUTH_OK and ONLINE_READY
+
+    def sync_delay_ms(self) -> int:
+        """In a storm of reconnects the pulls are spread by chance; nobody waits in quiet times."""
+        surplus = self.syncing - SYNCING_QUIET
+        if surplus <= 0:
+            return 0
+        return int(self.random() * min(surplus * SYNC_DELAY_STEP_MS, SYNC_DELAY_MAX_MS))

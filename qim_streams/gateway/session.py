@@ -1,0 +1,387 @@
+"""ClientSession: one client connection from AUTH to close, without knowing what carries its bytes.
+
+`receive` takes the bytes of one WebSocket message and never waits: answers that need a store come from
+tasks, answers of writers from callbacks, so a slow store never stops the socket from being read. The
+owner stops reading while `outbound` is full, which bounds what a client can make the server hold.
+
+Login barrier: the position of the mailbox is read, the device gets its session_epoch, the session is
+registered and announced, AUTH_OK goes out. From then on the live stream (`live`) holds what is pushed
+until SYNC_COMPLETE was checked.
+
+Invariants: every request gets exactly one answer or the connection ends; a cursor is signed only for
+what `SyncSession` says; nothing of a token or body is logged.
+
+Spec: §3, §6, §7.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, Final
+
+from qim_streams import failpoints, limits
+from qim_streams.commit.outcome import SendOutcome
+from qim_streams.errors import ProtocolError, QimError, SyncVerdict
+from qim_streams.gateway import requests
+from qim_streams.gateway.feed import LiveFeed
+from qim_streams.gateway.live import LiveStream
+from qim_streams.gateway.metrics import PULL_SECONDS
+from qim_streams.gateway.outbound import Outbound
+from qim_streams.gateway.ports import DeviceKey
+from qim_streams.gateway.presence import Notice, Said
+from qim_streams.gateway.services import Services
+from qim_streams.placement import lane_of_ordinal, mailbox_shard
+from qim_streams.sync.ports import MailboxAddress
+from qim_streams.sync.pull import PullResult
+from qim_streams.sync.service import Opening
+from qim_streams.wire.answers import error, error_for
+from qim_streams.wire.codec import Codec
+from qim_streams.wire.codes import code_of
+from qim_streams.wire.connection import ServerConnection, State
+from qim_streams.wire.frames import (
+    Auth,
+    AuthOk,
+    ClientFrame,
+    Error,
+    Goodbye,
+    OnlineReady,
+    Ping,
+    Pong,
+    PullMailbox,
+    SendMessage,
+    ServerFrame,
+    SyncComplete,
+)
+from qim_streams.wire.frames_group import GroupFrame
+
+log = logging.getLogger(__name__)
+
+HELD_BYTES_MAX: Final = 256 * 1024
+
+
+class ClientSession:
+    """See the module text. `hang_up(ws_close_code)` closes the socket soon."""
+
+    def __init__(
+        self, services: Services, codec: Codec, outbound: Outbound, hang_up: Callable[[int], object]
+    ) -> None:
+        self._all, self._codec, self.outbound, self._hang_up = services, codec, outbound, hang_up
+        self._loop = asyncio.get_running_loop()
+        self.connection = ServerConnection(services.settings.inflight_sends_max)
+        self.heard_at = self.opened_at = self._loop.time()
+        self.announced_at = 0.0
+        self.checked_at = self.opened_at  # when the device's newest session was looked up
+        self.ready_tries = 0
+        self.connection_id = 0
+        self.session_epoch = 0
+        self.feed: LiveFeed | None = None
+        self.place = ("", -1)  # tenant and MailboxShard, once authenticated
+        self._address: MailboxAddress | None = None
+        self._opening: Opening | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._counted_syncing = False
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            Auth: self._on_auth,
+            PullMailbox: self._on_pull,
+            SyncComplete: self._on_sync_complete,
+            SendMessage: self._on_send,
+            Ping: self._on_ping,
+            Pong: lambda frame: None,
+        }
+
+    # -- what the owner and the push side use
+
+    @property
+    def address(self) -> MailboxAddress:
+        """Whose mailbox. Only after AUTH."""
+        assert self._address is not None
+        return self._address
+
+    @property
+    def device(self) -> DeviceKey:
+        """Which device. Only after AUTH."""
+        return DeviceKey(*self.address[:3])
+
+    @property
+    def is_open(self) -> bool:
+        """Whether frames are still taken."""
+        return self.connection.state is not State.CLOSED
+
+    def receive(self, data: bytes) -> None:
+        """One message of the socket. Check `is_open` and `outbound.is_full` afterwards."""
+        self.heard_at = self._loop.time()
+        try:
+            frame = self._codec.decode_client(data, self._all.settings.frame_bytes_max)
+        except ProtocolError as failure:
+            self._refuse(error_for(failure))
+            return
+        refusal = self.connection.receive(frame)
+        if refusal is not None:
+            self._refuse(refusal)
+            return
+        self._handle(frame)
+
+    def fail(self, name: str, detail: str) -> None:
+        """Send an ERROR of the table without a request; closes if its row says so."""
+        self._refuse(error(name, detail))
+
+    def say_goodbye(self, retry_after_ms: int) -> None:
+        """GOODBYE: the gateway is about to close this connection on purpose."""
+        if self.is_open:
+            self._send(Goodbye("shutting_down", retry_after_ms))
+
+    def announce(self, *, anew: bool = False) -> None:
+        """Say that this device can be pushed to; without a leased ConnectionShard, later."""
+        registry = self._all.registry
+        if not registry.has_shard:
+            return
+        self.announced_at = self._loop.time()
+        said = Said.ANEW if anew else Said.ONLINE
+        self._all.presence.say(
+            self.device,
+            Notice(
+                said, self.session_epoch, self.address.ordinal, registry.connection_shard, self.connection_id
+            ),
+        )
+
+    def renew_presence(self) -> None:
+        """Pushes may have been lost: hold the live stream until it is promised anew, and ask for that."""
+        if self.feed is not None and self.is_open:
+            self.feed.stream.interrupted()
+            self.announce(anew=True)
+
+    def close(self) -> None:
+        """The socket is gone: forget the session and say so. Safe to repeat."""
+        self.connection.close()
+        self.outbound.close()
+        self._set_syncing(False)
+        for task in self._tasks:
+            task.cancel()
+        if self.feed is not None:
+            self.feed.close()
+        if self._address is not None and self._all.registry.remove(self):
+            self._all.presence.say(self.device, Notice(Said.GONE, self.session_epoch))
+
+    # -- sign-on
+
+    def _on_auth(self, frame: Auth) -> None:
+        self._spawn(self._authenticate(frame), frame.rid, self._auth_failed)
+
+    def _auth_failed(self, answer: Error) -> None:
+        self._all.counters.auths_refused += 1
+        self.connection.auth_refused()
+        self._refuse(answer)
+
+    async def _authenticate(self, frame: Auth) -> None:
+        if self._all.draining:
+            raise SyncVerdict("SHUTTING_DOWN", "this gateway is about to stop")
+        claims = self._all.tokens.verify(frame.access_token)
+        tenant_id, user_id = claims.tenant_id, claims.user_id
+        (ordinal,) = await self._all.ordinals.assign(tenant_id, [user_id])
+        shard = mailbox_shard(tenant_id, user_id, self._all.settings.mailbox_shards)
+        address = MailboxAddress(
+            tenant_id, user_id, frame.device_id, ordinal, shard, lane_of_ordinal(ordinal)
+        )
+        opening = await self._all.sync.open(address, frame.mailbox_cursor)
+        epoch = await self._all.devices.open(DeviceKey(*address[:3]), self._all.now_ms())
+        if not self.is_open:
+            return
+        self._address, self._opening, self.session_epoch = address, opening, epoch
+        self.place = (tenant_id, shard)
+        replaced = self._all.registry.add(self)
+        if replaced is not None:
+            self._all.counters.sessions_replaced += 1
+            replaced.fail("SESSION_REPLACED", "this device has connected again")
+        if replaced is self:
+            return
+        self.feed = LiveFeed(
+            LiveStream(opening.sync_to_seq, HELD_BYTES_MAX),
+            self._codec,
+            self.outbound,
+            partial(self._pull_range, limits.PULL_ENTRIES_MAX, limits.PULL_BYTES_MAX),
+            self._all.counters,
+        )
+        self.connection.auth_accepted()
+        self._set_syncing(True)
+        self._all.counters.auths += 1
+        self._send(self._auth_ok(frame, opening))
+        failpoints.hit("gateway.auth_ok_sent")
+        self.announce()
+
+    def _auth_ok(self, frame: Auth, opening: Opening) -> AuthOk:
+        settings, address, here = self._all.settings, self.address, opening.here
+        return AuthOk(
+            rid=frame.rid,
+            user_id=address.user_id,
+            tenant_id=address.tenant_id,
+            device_id=address.device_id,
+            session_epoch=self.session_epoch,
+            connection_id=str(self.connection_id),
+            shard_epoch=here.shard_epoch,
+            lane_id=address.lane,
+            lane_watermark=here.lane_watermark,
+            trim_watermark=here.trim,
+            after_seq=opening.after_seq,
+            sync_to_seq=opening.sync_to_seq,
+            has_offline=opening.pending_entries > 0,
+            pending_entry_count_hint=opening.pending_entries,
+            pending_bytes_hint=opening.pending_bytes,
+            total_unread=0,
+            total_mention=0,
+            muted_unread=0,
+            projection_complete=False,
+            sync_delay_hint_ms=self._all.sync_delay_ms() if opening.pending_entries else 0,
+            next_ping_interval_ms=settings.ping_interval_ms,
+            preferred_endpoint=settings.gateway_public_url or None,
+        )
+
+    def _set_syncing(self, syncing: bool) -> None:
+        if syncing != self._counted_syncing:
+            self._counted_syncing = syncing
+            self._all.syncing += 1 if syncing else -1
+
+    # -- sync
+
+    def _on_pull(self, frame: PullMailbox) -> None:
+        self._spawn(self._pull(frame), frame.rid, self._pull_failed)
+
+    def _pull_failed(self, answer: Error) -> None:
+        self.connection.pull_answered()
+        self._refuse(answer)
+
+    async def _pull(self, frame: PullMailbox) -> None:
+        assert self._opening is not None
+        assert self.feed is not None
+        started = self._loop.time()
+        session = self._opening.session
+        # Once online the bound is W, which the service checks against what it reads.
+        session.check_pull(frame.after_seq, frame.up_to_seq, max(frame.up_to_seq, session.sync_to_seq))
+        result = await self._pull_range(
+            frame.limit_entries, frame.limit_bytes, frame.after_seq, frame.up_to_seq
+        )
+        if not self.is_open:
+            return
+        failpoints.hit("gateway.mailbox_batch_partial")
+        position = session.cover(frame.after_seq, result.covered_through_seq)
+        cursor = None if position is None else self._cursor(position)
+        encode = self._codec.encode_event
+        events = [encode(*event) for event in result.events]
+        self.outbound.put(
+            self._codec.encode_batch(
+                frame.rid, events, result.covered_through_seq, result.lane_watermark, result.has_more, cursor
+            )
+        )
+        self.connection.pull_answered()
+        self._all.counters.pulls += 1
+        self._all.counters.pulled_events += len(events)
+        PULL_SECONDS.observe(self._loop.time() - started)
+        self.feed.pulled(frame.after_seq, result.covered_through_seq)
+
+    async def _pull_range(self, entries: int, size: int, after_seq: int, up_to_seq: int) -> PullResult:
+        async with self._all.pull_slots:
+            return await self._all.pulls.pull(self.address, after_seq, up_to_seq, entries, size)
+
+    def _on_sync_complete(self, frame: SyncComplete) -> None:
+        assert self._opening is not None
+        assert self.feed is not None
+        session = self._opening.session
+        try:
+            session.check_complete(frame.sync_to_seq)
+        except SyncVerdict as verdict:
+            self.connection.completion_refused()
+            self._refuse(error_for(verdict, frame.rid))
+            return
+        failpoints.hit("gateway.sync_complete_checked")
+        position = session.complete()
+        self.connection.completion_accepted()
+        self._set_syncing(False)
+        self._send(OnlineReady(frame.rid, self._cursor(position)))
+        self.feed.online()
+
+    def _cursor(self, position: int) -> str:
+        assert self._opening is not None
+        return self._all.sync.cursor(self.address, self._opening.here, position)
+
+    # -- requests to writers
+
+    def _on_send(self, frame: SendMessage) -> None:
+        try:
+            if self._all.draining:
+                raise ProtocolError("SHUTTING_DOWN", "this gateway is about to stop")
+            request = requests.send_request(frame, self.address, self._all.settings.message_body_bytes_max)
+        except ProtocolError as failure:
+            self.connection.request_answered()
+            self._refuse(error_for(failure, frame.rid, client_message_id=frame.client_message_id))
+            return
+        self._all.counters.sends += 1
+        answered = partial(self._sent, frame.rid, frame.client_message_id, request.conversation_id)
+        self._all.writers.submit(request, self._all.settings.send_deadline_ms / 1_000, answered)
+
+    def _sent(self, rid: int, client_message_id: str, conversation_id: str, outcome: SendOutcome) -> None:
+        self.connection.request_answered()
+        if not self.is_open:
+            return
+        answer = requests.send_answer(rid, client_message_id, conversation_id, outcome)
+        if isinstance(answer, Error):
+            self._all.counters.sends_refused += 1
+        else:
+            self._all.counters.sends_acked += 1
+        self._send(answer)
+
+    def _on_group(self, frame: GroupFrame) -> None:
+        self._spawn(self._group(frame), frame.rid, self._request_failed)
+
+    def _request_failed(self, answer: Error) -> None:
+        self.connection.request_answered()
+        self._refuse(answer)
+
+    async def _group(self, frame: GroupFrame) -> None:
+        if self._all.draining:
+            raise ProtocolError("SHUTTING_DOWN", "this gateway is about to stop")
+        command = requests.group_command(frame, self.address, self._all.new_group_id())
+        state = await self._all.writers.group(command, self._all.settings.send_deadline_ms / 1_000)
+        self.connection.request_answered()
+        self._send(requests.group_answer(frame.rid, state))
+
+    # -- the rest
+
+    def _handle(self, frame: ClientFrame) -> None:
+        handler = self._handlers.get(type(frame))
+        if handler is None:
+            self._on_group(frame)  # type: ignore[arg-type]  # what is left are the group frames
+        else:
+            handler(frame)
+
+    def _on_ping(self, frame: Ping) -> None:
+        self._send(Pong(frame.rid, self._all.settings.ping_interval_ms))
+
+    def _send(self, frame: ServerFrame) -> None:
+        if self.is_open:
+            self.outbound.put(self._codec.encode(frame))
+
+    def _refuse(self, answer: Error) -> None:
+        if not self.is_open:
+            return
+        self._send(answer)
+        row = code_of(answer.name)
+        if row.closes:
+            self.outbound.flush()
+            self.connection.close()
+            self._hang_up(row.ws_close_code)
+
+    def _spawn(self, work: Coroutine[Any, Any, None], rid: int, failed: Callable[[Error], None]) -> None:
+        task = self._loop.create_task(self._guarded(work, rid, failed))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _guarded(
+        self, work: Coroutine[Any, Any, None], rid: int, failed: Callable[[Error], None]
+    ) -> None:
+        try:
+            await work
+        except (QimError, TimeoutError) as failure:
+            failed(error_for(failure, rid))
+        except Exception as failure:
+            log.exception("a request failed unforeseen")
+            failed(error_for(failure, rid))

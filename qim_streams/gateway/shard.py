@@ -1,0 +1,101 @@
+"""The ConnectionShard of this gateway: its lease, the push partition that goes with it, connection ids.
+
+On a grant: read the partition's end, give every session a connection_id of the new epoch, announce all.
+In this order nothing is pushed to an id before somebody reads. On a loss: stop reading; sessions stay
+connected and can pull and send; their live streams go on after the next grant, through PresenceReady
+and a fill.
+
+Spec: §6, §11.
+"""
+
+import asyncio
+import logging
+from typing import Any, Final, Protocol
+
+from qim_streams.errors import StoreError
+from qim_streams.gateway.registry import Registry
+from qim_streams.gateway.session import ClientSession
+from qim_streams.ownership.ports import Grant
+
+log = logging.getLogger(__name__)
+
+RETRY_S: Final = 1.0
+ANNOUNCED_PER_TURN: Final = 500
+
+
+class Reader(Protocol):
+    """A reader of push partitions (`kafka_push.PushReader`)."""
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether a partition is being read."""
+
+    async def start(self, partition: int) -> None:
+        """Read a partition from its present end on; StoreError when that is not possible now."""
+
+    async def stop(self) -> None:
+        """Stop reading."""
+
+
+class ConnectionShard:
+    """Follows the lease. `granted` and `lost` are the callbacks of the lease keeper."""
+
+    def __init__(self, registry: Registry[Any], reader: Reader) -> None:
+        self._registry, self._reader = registry, reader
+        self._grant: Grant | None = None
+        self._serving: Grant | None = None
+        self._changed = asyncio.Event()
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether pushes reach the sessions."""
+        return self._serving is not None and self._reader.is_reading
+
+    def granted(self, grant: Grant) -> None:
+        """The lease is ours."""
+        self._grant = grant
+        self._changed.set()
+
+    def lost(self, resource: str) -> None:
+        """The lease is not ours any more."""
+        log.warning("%s is lost; live streams pause", resource)
+        self._grant = None
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Follow the lease for ever."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            if self._grant == self._serving:
+                continue
+            try:
+                await self._follow(self._grant)
+            except StoreError as error:
+                log.warning("the push partition cannot be read yet: %s", error)
+                await asyncio.sleep(RETRY_S)
+                self._changed.set()
+
+    def repair(self) -> None:
+        """Pushes were lost: let every live stream be promised and filled anew."""
+        sessions: list[ClientSession] = self._registry.sessions()
+        for session in sessions:
+            session.renew_presence()
+
+    async def _follow(self, grant: Grant | None) -> None:
+        self._serving = None
+        self._registry.unbase()
+        if grant is None:
+            await self._reader.stop()
+            return
+        partition = int(grant.resource.removeprefix("cs:"))
+        await self._reader.start(partition)
+        if grant != self._grant:
+            self._changed.set()
+            return
+        sessions: list[ClientSession] = self._registry.rebase(partition, grant.epoch)
+        self._serving = grant
+        for number, session in enumerate(sessions, 1):
+            session.renew_presence()
+            if number % ANNOUNCED_PER_TURN == 0:
+                await asyncio.sleep(0)

@@ -1,0 +1,245 @@
+"""The ConnectionNode process: composition, start and stop.
+
+Start: boot number (proof that no other process has this name) -> topics checked, stores, log producer
+-> the server listens -> a ConnectionShard is leased, its push partition is read, sessions are announced.
+Ready (``GET /readyz``) while a ConnectionShard is served. Clients may connect before that: they sync and
+send, pushes follow.
+
+Stop: nobody is let in, clients get GOODBYE and the answers they are owed, sockets close, tombstones are
+written, the lease is released. Bounded in time; whatever is left, the mailbox stage drops the sessions
+when the lease ends.
+
+Spec: §6, §7, §11.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from typing import Any, Final
+
+from prometheus_client import REGISTRY
+
+from qim_streams.archive.opening import open_archive_reader
+from qim_streams.commit.calls import PartitionCalls
+from qim_streams.commit.redis_store import RedisConversationStore
+from qim_streams.commit.rpc_client import WriterLinks
+from qim_streams.commit.script_pipe import ScriptPipe
+from qim_streams.errors import ConfigError
+from qim_streams.gateway.kafka_push import PushReader
+from qim_streams.gateway.metrics import GatewayCounters
+from qim_streams.gateway.presence import PresenceLog
+from qim_streams.gateway.push import Deliveries
+from qim_streams.gateway.redis_devices import RedisDeviceSessions, RedisShardEpochs
+from qim_streams.gateway.registry import Registry
+from qim_streams.gateway.server import GatewayServer
+from qim_streams.gateway.services import PULLS_AT_ONCE_MAX, Services
+from qim_streams.gateway.shard import ConnectionShard
+from qim_streams.gateway.sweeper import Sweeper
+from qim_streams.gateway.tokens import TokenVerifier
+from qim_streams.ids import is_text_id
+from qim_streams.log_ports import Outgoing
+from qim_streams.mailbox.redis_store import RedisMailboxStore
+from qim_streams.membership.redis_directory import RedisOrdinalDirectory
+from qim_streams.ownership.boot import Boot
+from qim_streams.ownership.keeper import Claimant, LeaseKeeper
+from qim_streams.ownership.redis_leases import RedisLeaseStore
+from qim_streams.placement import outbox_partition
+from qim_streams.redis_tier import RedisClient, connect
+from qim_streams.runtime import die, now_ms
+from qim_streams.settings import Settings
+from qim_streams.streaming import topics
+from qim_streams.streaming.producer import LogProducer, OutgoingRecord, ProducerSpec
+from qim_streams.sync.cursor import CursorSigner
+from qim_streams.sync.pull import PullService
+from qim_streams.sync.service import SameLogBoundaries, SyncService
+
+log = logging.getLogger(__name__)
+
+PRESENCE_TOPIC: Final = "qim.presence.v1"
+PUSH_TOPIC: Final = "qim.push.v1"
+TOMBSTONES_S: Final = 3.0
+
+
+async def run_gateway(settings: Settings, stop: asyncio.Event) -> None:
+    """Run one gateway until `stop` is set. ConfigError when it cannot start."""
+    check_settings(settings)
+    name = f"gateway.{settings.node_id}.{settings.worker_slot}"
+    boot = Boot.take(settings.state_dir, name)
+    log.info("%s boot %d, pid %d", name, boot.number, os.getpid())
+    await asyncio.to_thread(check_topics, settings)
+    redis = connect(settings)
+    archive = open_archive_reader(settings)
+    producer = LogProducer(
+        ProducerSpec(settings.brokers, name), on_fatal=lambda why: die(f"log producer: {why}")
+    )
+    await producer.start()
+    leases = RedisLeaseStore(redis)
+    writers = WriterLinks(leases, settings.secret("internal_secret"), name, settings.outbox_partitions)
+    await writers.start()
+    try:
+        services = compose(settings, redis, archive, producer, writers)
+        await serve(services, LeaseKeeperSpec(leases, name, boot.number), stop)
+    finally:
+        await writers.close()
+        await producer.close()
+        await archive.close()
+        await redis.aclose()
+    boot.release()
+    log.info("%s stopped", name)
+
+
+class Appender:
+    """`LogAppender` on the log producer."""
+
+    def __init__(self, producer: LogProducer) -> None:
+        self._producer = producer
+
+    async def append(self, records: Sequence[Outgoing]) -> list[int]:
+        """See `LogAppender.append`."""
+        return await self._producer.append([OutgoingRecord(*record) for record in records])
+
+
+class LeaseKeeperSpec:
+    """Who asks for ConnectionShards, and where."""
+
+    def __init__(self, store: RedisLeaseStore, name: str, boot: int) -> None:
+        self.store, self.name, self.boot = store, name, boot
+
+    def keeper(self, settings: Settings, shard: ConnectionShard, address: str) -> LeaseKeeper:
+        """A keeper that takes one ConnectionShard, whichever is free."""
+        keeper = LeaseKeeper(
+            self.store,
+            Claimant(self.name, self.boot, address),
+            ttl_ms=settings.lease_ttl_ms,
+            renew_ms=settings.lease_renew_ms,
+            on_granted=shard.granted,
+            on_lost=shard.lost,
+        )
+        keeper.hold_max = 1
+        keeper.want(f"cs:{number}" for number in range(settings.connection_shards))
+        return keeper
+
+
+def compose(
+    settings: Settings, redis: RedisClient, archive: Any, producer: LogProducer, writers: WriterLinks
+) -> Services:
+    """Everything that sessions share, on the real stores."""
+    pipe = ScriptPipe(redis)
+    partition_of = partial(_partition, settings.outbox_partitions)
+    hot = RedisConversationStore(PartitionCalls(pipe), settings.client_dedup_retention_s, partition_of)
+    mailboxes = RedisMailboxStore(redis)
+    devices = RedisDeviceSessions(redis)
+    previous = settings.cursor_secret_previous.get_secret_value().encode()
+    counters = GatewayCounters(REGISTRY)
+    return Services(
+        settings=settings,
+        tokens=TokenVerifier.from_settings(settings),
+        ordinals=RedisOrdinalDirectory(redis, pipe),
+        sync=SyncService(
+            mailboxes,
+            RedisShardEpochs(redis),
+            SameLogBoundaries(),
+            CursorSigner(settings.secret("cursor_secret"), previous or None),
+        ),
+        pulls=PullService(mailboxes, hot, archive),
+        devices=devices,
+        writers=writers,
+        presence=PresenceLog(
+            Appender(producer),
+            devices,
+            topic=PRESENCE_TOPIC,
+            mailbox_shards=settings.mailbox_shards,
+            now_ms=now_ms,
+            counters=counters,
+        ),
+        registry=Registry(),
+        counters=counters,
+        pull_slots=asyncio.Semaphore(PULLS_AT_ONCE_MAX),
+        now_ms=now_ms,
+        random=random.random,
+        new_group_id=lambda: f"g.{secrets.token_hex(12)}",
+    )
+
+
+async def serve(services: Services, leases: LeaseKeeperSpec, stop: asyncio.Event) -> None:
+    """Listen, serve and drain. Returns once everything was said that had to be."""
+    settings = services.settings
+    reader = PushReader(
+        settings.brokers,
+        PUSH_TOPIC,
+        leases.name,
+        deliver=Deliveries(services).deliver,
+        on_gap=lambda: shard.repair(),
+        counters=services.counters,
+    )
+    shard = ConnectionShard(services.registry, reader)
+    server = GatewayServer(services, lambda: shard.is_serving)
+    try:
+        await server.start()
+    except OSError as error:
+        raise ConfigError(
+            f"gateway_port: cannot listen on {settings.gateway_host}:{settings.gateway_port} "
+            f"({error.strerror}); set QIM_GATEWAY_PORT, or 0 for any free one"
+        ) from error
+    log.info("gateway listening on %s:%d", settings.gateway_host, server.port)
+    keeper = leases.keeper(settings, shard, f"{settings.gateway_host}:{server.port}")
+    async with running(
+        services.presence.run(), shard.run(), keeper.run(), Sweeper(services, server).run()
+    ) as failed:
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait({stopping, failed}, return_when=asyncio.FIRST_COMPLETED)
+        if not stop.is_set():
+            die("a task of the gateway ended", failed.exception() if failed.done() else None)
+        log.info("draining %d connections", len(server.sockets))
+        await server.drain()
+        if not await services.presence.flushed(TOMBSTONES_S):
+            log.warning("not all tombstones were written; the end of the lease says the same")
+        await reader.stop()
+    await keeper.close()
+    await server.close()
+
+
+@contextlib.asynccontextmanager
+async def running(*work: Any) -> AsyncIterator["asyncio.Future[Any]"]:
+    """Run coroutines that never end; gives a future that is done when one of them does."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    first = asyncio.ensure_future(_first(tasks))
+    try:
+        yield first
+    finally:
+        for task in (first, *tasks):
+            task.cancel()
+        await asyncio.gather(first, *tasks, return_exceptions=True)
+
+
+async def _first(tasks: list["asyncio.Future[Any]"]) -> None:
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()
+
+
+def check_settings(settings: Settings) -> None:
+    """ConfigError that names the variable, for what only a gateway needs."""
+    settings.secret("internal_secret")
+    settings.secret("cursor_secret")
+    TokenVerifier.from_settings(settings)
+    if not is_text_id(settings.node_id):
+        raise ConfigError(f"node_id: {settings.node_id!r} is not a name; use letters, digits, . _ ~ -")
+
+
+def check_topics(settings: Settings) -> None:
+    """ConfigError unless the topics of a gateway exist as declared. Blocking."""
+    declared = topics.load().resolve_for(settings)
+    mine = {name: declared[name] for name in (PRESENCE_TOPIC, PUSH_TOPIC)}
+    problems = topics.check(topics.admin_client(settings.brokers), mine)
+    if problems:
+        raise ConfigError("topics differ from topics.yaml: " + "; ".join(problems))
+
+
+def _partition(partitions: int, tenant_id: str, conversation_id: str) -> int:
+    return outbox_partition(tenant_id, conversation_id, partitions)
