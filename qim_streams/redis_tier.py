@@ -45,16 +45,18 @@ def connect(settings: Settings) -> RedisClient:
 
     No silent retries: a command is repeated only by the stage that knows whether this is safe.
     """
-    return redis_asyncio.Redis.from_url(
+    pool = redis_asyncio.BlockingConnectionPool.from_url(
         settings.redis_url.get_secret_value(),
         decode_responses=False,
         protocol=3,
         socket_timeout=COMMAND_TIMEOUT_S,
         socket_connect_timeout=CONNECT_TIMEOUT_S,
         max_connections=CONNECTIONS_MAX,
+        timeout=COMMAND_TIMEOUT_S,  # wait for a free connection: a burst is a queue, not an error
         retry=Retry(NoBackoff(), 0),
         health_check_interval=30,
     )
+    return redis_asyncio.Redis.from_pool(pool)
 
 
 @asynccontextmanager
