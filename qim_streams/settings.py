@@ -17,6 +17,10 @@ from qim_streams import limits
 from qim_streams.errors import ConfigError
 
 SECRET_BYTES_MIN = 32
+# Read elsewhere: by failpoints, and by the command line's client commands (click's envvar).
+OTHER_VARIABLES = frozenset(
+    {"QIM_FAILPOINT", "QIM_FAILPOINT_LATCH", "QIM_TENANT", "QIM_TOKEN", "QIM_GATEWAY_URL"}
+)
 
 
 def _setting(default: Any, section: str, description: str, **bounds: Any) -> Any:
@@ -220,8 +224,5 @@ def _explain(item: dict[str, Any]) -> str:
 
 def unknown_variables() -> list[str]:
     """QIM_* variables of the environment that no setting reads (typing errors, most likely)."""
-    known = {f"QIM_{name.upper()}" for name in Settings.model_fields} | {
-        "QIM_FAILPOINT",
-        "QIM_FAILPOINT_LATCH",
-    }
+    known = {f"QIM_{name.upper()}" for name in Settings.model_fields} | OTHER_VARIABLES
     return sorted(name for name in os.environ if name.startswith("QIM_") and name not in known)
