@@ -2,25 +2,26 @@
 --
 -- KEYS[1] {s:k}:epoch   KEYS[2] {s:k}:w (hash: w, epoch, open, steps)
 -- ARGV[1] epoch of the caller
--- ARGV[2] expected W, packed     ("" = a step: W stays)
--- ARGV[3] observed W, packed
+-- ARGV[2] expected W, packed
+-- ARGV[3] observed W, packed     ("" = a step: W stays)
 -- ARGV[4] name of the open record ("" = none)
 -- ARGV[5] a step: its number; else: the number of steps that must stand
 -- ARGV[6] entries a mailbox may hold (0 = unbounded)
 -- ARGV[7] msgpack [[tenant, stream id, value, little-endian u32 ordinals], ...]
--- Answer  {W packed as it stands, steps of the open record as they stand}
+-- Answer  {W packed as it stands, steps of the open record as they stand (-1: W is not as expected)}
 --
 -- Mailbox keys are built here: they share the hash tag of KEYS, and 2,000 of them as arguments would
 -- cost the caller more than the writes cost the server.
 --
 -- Why a repeated or interrupted write leaves no hole. Claim: in every mailbox the stored ids are a
 -- prefix of the ids that the log assigns to it (below its trim). (1) A call writes a mailbox's entries
--- in ascending order and stops at the first error, so a torn call leaves a prefix. (2) The caller
--- starts no later write before the earlier one has been acknowledged, and repeats from the point where
--- an interrupted one started; a new owner starts at W + 1, all below is complete. (3) An old owner is
--- refused by the epoch. Hence when XADD says that an id is not above the last one, the entry is there:
--- skipping it is right, and a missing one is always above the last id, where XADD can still put it.
--- Who the members are is immutable, so a repetition asks for the same ids.
+-- in ascending order and stops at the first error, so a torn call leaves a prefix. (2) Nothing is
+-- written unless W stands right before the first record of the call, and up to W all is complete: this
+-- also holds when the server lost its last writes, since W falls back with the entries. (3) What lies
+-- above W was left by an interrupted call for the same records, and is asked for again in the same
+-- order: who the members are is immutable. (4) An old owner is refused by the epoch. Hence when XADD
+-- says that an id is not above the last one, the entry is there: skipping it is right, and a missing
+-- one is always above the last id, where XADD can still put it.
 local epoch = redis.call('GET', KEYS[1]) or '0'
 if epoch ~= ARGV[1] then
   return redis.error_reply('FENCED ' .. epoch)
@@ -33,8 +34,9 @@ if tonumber(state[4] or '0') > tonumber(epoch) then
 end
 
 local expected, record, count = ARGV[2], ARGV[4], tonumber(ARGV[5])
-local is_step = expected == ''
+local is_step = ARGV[3] == ''
 if is_step then
+  if stands ~= expected then return {stands, -1} end
   if open ~= record then steps = 0 end
   if count > steps then return {stands, steps} end
 else

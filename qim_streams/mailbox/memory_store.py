@@ -57,13 +57,15 @@ class MemoryMailboxStore:
         self._shards = copy.deepcopy(state)
 
     async def write_step(
-        self, shard: int, epoch: int, groups: Sequence[EntryGroup], record: str, step: int
+        self, shard: int, epoch: int, groups: Sequence[EntryGroup], expected: int, record: str, step: int
     ) -> int:
         """See `MailboxStore.write_step`."""
         if not record:
             raise ValueError("a step belongs to a record")
         check_size(groups)
         state = self._fenced(shard, epoch)
+        if any(seq != expected for seq in state.lanes):
+            return -1
         steps = state.open_steps if state.open_record == record else 0
         if step > steps:
             return steps

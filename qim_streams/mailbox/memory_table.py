@@ -1,8 +1,8 @@
 """A changelog table in memory that can crash: for tests and simulations.
 
 What it keeps of `streaming.table.AckedTable`: local writes are visible at once and survive a kill; their
-changelog records are durable only once `barrier` returned; recovery applies what the changelog has above
-the last acknowledged record; a lost directory is rebuilt from the changelog, without local keys.
+changelog records are durable only once `barrier` returned; another worker recovers from the changelog, without
+local keys. Not modelled: a worker that comes back to an old disk after another one went on.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -57,19 +57,21 @@ class SortedBytes:
         self._keys.clear()
 
 
+Changelog = dict[int, list[tuple[bytes, bytes | None]]]
+
+
 class _Partition:
     def __init__(self) -> None:
-        self.changelog: list[tuple[bytes, bytes | None]] = []
         self.sending: list[tuple[bytes, bytes | None]] = []
         self.values, self.local = SortedBytes(), SortedBytes()
 
 
 class MemoryTable:
-    """`ChangelogTable` without broker and disk."""
+    """`ChangelogTable` without broker and disk. Workers share a `changelog`, never a disk."""
 
-    def __init__(self) -> None:
+    def __init__(self, changelog: Changelog | None = None) -> None:
+        self.changelog: Changelog = {} if changelog is None else changelog
         self._partitions: dict[int, _Partition] = {}
-        self.barriers = 0
 
     def read(self, partition: int, key: bytes) -> bytes | None:
         """The value, None when absent."""
@@ -95,30 +97,24 @@ class MemoryTable:
     async def barrier(self, partition: int) -> None:
         """Make what is queued durable."""
         state = self._of(partition)
-        state.changelog.extend(state.sending)
+        self.changelog.setdefault(partition, []).extend(state.sending)
         state.sending.clear()
-        self.barriers += 1
 
     # -- what a test does to it
 
-    def crash(self, partition: int, *, sent: int = 0, wipe: bool = False) -> None:
-        """The worker dies: of the queued records the first `sent` were appended, the others never.
-
-        `wipe` loses the directory, too (or: another worker takes the partition over).
-        """
+    def crash(self, partition: int, *, sent: int = 0) -> None:
+        """The worker dies and its disk stays: the first `sent` queued records were appended, others not."""
         state = self._of(partition)
-        arrived = state.sending[:sent]
+        self.changelog.setdefault(partition, []).extend(state.sending[:sent])
         state.sending.clear()
-        state.changelog.extend(arrived)
-        if wipe:
-            state.values, state.local = SortedBytes(), SortedBytes()
-            arrived = state.changelog
-        for key, value in arrived:
-            state.values.write_batch({key: value})
 
-    def changelog(self, partition: int) -> list[tuple[bytes, bytes | None]]:
-        """What the log holds."""
-        return list(self._of(partition).changelog)
+    def elsewhere(self) -> "MemoryTable":
+        """The table as another worker, or a wiped disk, recovers it from the changelog."""
+        return type(self)(self.changelog)
 
     def _of(self, partition: int) -> _Partition:
-        return self._partitions.setdefault(partition, _Partition())
+        if partition not in self._partitions:
+            state = self._partitions[partition] = _Partition()
+            for key, value in self.changelog.get(partition, ()):
+                state.values.write_batch({key: value})
+        return self._partitions[partition]

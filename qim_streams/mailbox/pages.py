@@ -1,7 +1,8 @@
 """The bytes of DispatchProgress: pages of done dispatches, index entries, and an open record's chunks.
 
 A *page* says that the offsets `first` to `last` are done and which dispatch_ids they held; its key is
-``p`` and the big-endian last offset, so that pages sort by offset. An *index entry* leads from a
+``p`` and the big-endian last and first offsets, so that pages sort by offset, and a replay that is cut
+into other batches never overwrites a page that held more. An *index entry* leads from a
 dispatch_id to the offset and content digest of its first occurrence. *Open progress* is the set of done
 chunks of the one record that is being written in several steps.
 
@@ -23,7 +24,7 @@ PAGE_PREFIX = b"p"
 OPEN_KEY = b"o"  # sorts below every page: a scan of pages never meets it
 DIGEST_BYTES = 8
 
-_KEY = struct.Struct(">cq")
+_KEY = struct.Struct(">cqq")
 _SEEN = struct.Struct(f">q{DIGEST_BYTES}s")
 _CONTENT = struct.Struct(">QQIIQI")
 
@@ -100,9 +101,9 @@ def _rows(first: int, count: int, ids: bytes, digests: bytes, deltas: bytes) -> 
         )
 
 
-def page_key(last_offset: int) -> bytes:
-    """The key of the page that ends at `last_offset`."""
-    return _KEY.pack(PAGE_PREFIX, last_offset)
+def page_key(first: int, last: int) -> bytes:
+    """The key of the page of `first` to `last`."""
+    return _KEY.pack(PAGE_PREFIX, last, first)
 
 
 def page_end(key: bytes) -> int | None:

@@ -54,13 +54,13 @@ class MailboxStore(Protocol):
     """
 
     async def write_step(
-        self, shard: int, epoch: int, groups: Sequence[EntryGroup], record: str, step: int
+        self, shard: int, epoch: int, groups: Sequence[EntryGroup], expected: int, record: str, step: int
     ) -> int:
-        """Make the entries of step number `step` (from 0) of `record` durable, without moving W.
+        """Make the entries of step number `step` (from 0) of `record` durable; W stays at `expected`.
 
         Returns how many steps of the record stand afterwards: `step` + 1 or more. A smaller number
-        means that earlier steps are missing, and nothing was written: go on from there. Step 0 opens
-        a record; another one that was open is forgotten.
+        means that nothing was written: earlier steps are missing (go on from there), or, for -1, all
+        lanes do not stand at `expected`. Step 0 opens a record; another one that was open is forgotten.
         """
 
     async def write_and_advance(

@@ -79,7 +79,7 @@ class DispatchProgress:
             open_written=self._table.read(partition, OPEN_KEY) is not None,
         )
         if newest is not None and oldest is not None:
-            self._table.write_batch(partition, {page_key(newest.last): newest.encode()})
+            self._table.write_batch(partition, {page_key(newest.first, newest.last): newest.encode()})
             await self._table.barrier(partition)
             if indexed:
                 # Another owner may have expired pages whose index entries are still here.
@@ -113,11 +113,11 @@ class DispatchProgress:
         """Write the page of `first` to `last` with its index entries; durable after `barrier`."""
         state = self._partitions[partition]
         page = Page(first, last, now_ms, rows)
-        puts: dict[bytes, bytes | None] = {page_key(last): page.encode()}
+        puts: dict[bytes, bytes | None] = {page_key(first, last): page.encode()}
         local: dict[bytes, bytes | None] = {
             _ID + row.dispatch_id: Seen(row.offset, row.digest).encode() for row in rows
         }
-        local[_MARK] = page_key(last)
+        local[_MARK] = page_key(first, last)
         if state.open_written:
             puts[OPEN_KEY] = None
             state.open_written = False

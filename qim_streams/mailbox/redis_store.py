@@ -42,12 +42,14 @@ class RedisMailboxStore:
         self._trim = Script.load("qim_streams.mailbox", "trim.lua")
 
     async def write_step(
-        self, shard: int, epoch: int, groups: Sequence[EntryGroup], record: str, step: int
+        self, shard: int, epoch: int, groups: Sequence[EntryGroup], expected: int, record: str, step: int
     ) -> int:
         """See `MailboxStore.write_step`."""
         if not record:
             raise ValueError("a step belongs to a record")
-        _, steps = await self._call(shard, epoch, groups, b"", b"", record, step)
+        _, steps = await self._call(
+            shard, epoch, groups, rule.pack_uniform(expected), b"", record, step
+        )
         return steps
 
     async def write_and_advance(

@@ -116,9 +116,13 @@ class EntryWriter:
 
     async def _write_step(self, shard: Shard, groups: list[EntryGroup], record: str, number: int) -> None:
         with _resolving(shard):
-            stands = await self._store.write_step(shard.shard, shard.epoch, groups, record, number)
+            stands = await self._store.write_step(
+                shard.shard, shard.epoch, groups, shard.coverage, record, number
+            )
         metrics.CALLS.labels("step").inc()
         metrics.ENTRIES.inc(sum(len(group.ordinals) for group in groups))
+        if stands < 0:
+            shard.unsure = True  # reading W back tells what happened to it
         if stands <= number:
             metrics.ALARMS.labels("store_fell_back").inc()
             raise StoreUnavailable(
@@ -157,7 +161,8 @@ class EntryWriter:
         points = ("mailbox.entries_partial", "mailbox.entries_durable")
         for point, part in zip(points, (groups[: len(groups) // 2], groups), strict=True):
             if failpoints.armed(point):
-                await self._store.write_step(shard.shard, shard.epoch, part, f"torn.{shard.coverage}", 0)
+                at = shard.coverage
+                await self._store.write_step(shard.shard, shard.epoch, part, at, f"torn.{at}", 0)
                 failpoints.hit(point)
 
 

@@ -1,0 +1,432 @@
+"""T-M1: one shard under crashes, takeovers, zombies, lost answers and a store that forgets. I3 I5 I6 I8 I14.
+
+The machine drives the real services over stores in memory (`tests.support.shard_world`) and checks every
+mailbox against the world's own account after every rule. `test_seeded_bugs_are_found` plants known bugs
+and demands that the same machine finds each of them.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from qim_streams.errors import FencedError, InvariantViolation, StoreError, StoreUnavailable
+from qim_streams.log_ports import LogRecord
+from qim_streams.mailbox import intake, service
+from qim_streams.mailbox.intake import Kind, Lookup, Taken
+from qim_streams.mailbox.members import Addressed
+from qim_streams.mailbox.memory_store import MemoryMailboxStore
+from qim_streams.mailbox.progress import DispatchProgress
+from qim_streams.mailbox.service import MailboxMaterialiser
+from qim_streams.mailbox.shards import Shard
+from qim_streams.mailbox.writer import EntryWriter
+from tests.support.shard_world import ORDINALS, SHARD, Crash, Died, ShardWorld, Worker
+
+THING_LISTS = st.lists(
+    st.sampled_from(["small"] * 3 + ["large", "repeat"] * 2 + ["poison", "hole", "forged"]), max_size=4
+)
+TROUBLE = st.sampled_from(["crash", "power", "power", "pause", "zombie", "zombie"])
+KINDS = st.sampled_from(["crash_before", "crash_after", "lost_request", "lost_answer", "forget"])
+
+
+class ShardMachine(RuleBasedStateMachine):
+    """The rules. A worker that dies is replaced by the next `start`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+
+    def run_async(self, call: Any) -> Any:
+        return self.loop.run_until_complete(call)
+
+    def teardown(self) -> None:
+        try:
+            if hasattr(self, "world"):
+                self.run_async(self.finish())
+        finally:
+            self.loop.close()
+
+    @initialize()
+    def create(self) -> None:
+        self.world = ShardWorld()
+        self.boots = 0
+        self.worker: Worker | None = None
+        self.zombies: list[Worker] = []
+        self.snapshots: list[Any] = []
+        self.w_seen = -1
+        self.lossy = False  # the store fell back and has not been caught up
+
+    # -- the rules: every one makes sure that there is a worker and something to do
+
+    @rule(things=THING_LISTS, count=st.integers(1, 6), data=st.data())
+    def work(self, things: list[str], count: int, data: st.DataObject) -> None:
+        self.prepare(things, data)
+        if self.run_async(self.try_work(count, 1)):
+            assert self.lossy
+            self.worker = None
+        elif not self.lossy:
+            self.snapshots = [*self.snapshots[-2:], self.world.store.snapshot()]
+
+    @rule(
+        things=THING_LISTS,
+        count=st.integers(1, 6),
+        at=st.integers(0, 9),
+        kind=KINDS,
+        attempts=st.integers(1, 2),
+        data=st.data(),
+    )
+    def work_badly(
+        self, things: list[str], count: int, at: int, kind: str, attempts: int, data: st.DataObject
+    ) -> None:
+        """The `at`-th call of the batch fails, before or after it was done."""
+        self.prepare(things, data)
+        self.world.faults.arm(at, kind)
+        died = self.run_async(self.try_work(count, attempts))
+        self.world.faults.arm(None, "crash_before")
+        self.notice()
+        if died:
+            self.lose_worker(data)
+
+    @rule(trouble=TROUBLE, data=st.data())
+    def suffer(self, trouble: str, data: st.DataObject) -> None:
+        if trouble == "crash" and self.worker is not None:
+            self.lose_worker(data)
+        elif trouble == "pause" and self.worker is not None:
+            # The owner is paused; another worker, without its disk, takes the shard over. Spec: §11.
+            self.zombies.append(self.worker)
+            self.world.lose_disk()
+            self.run_async(self.take_over())
+        elif trouble == "zombie" and self.zombies:
+            self.run_async(self.wake(self.zombies.pop(), data.draw(st.integers(1, 4))))
+        elif trouble == "power" and self.snapshots:
+            self.lose_power(data)
+
+    def prepare(self, things: list[str], data: st.DataObject) -> None:
+        for thing in things:
+            self.append_one(thing, data)
+        if self.worker is None:
+            self.run_async(self.take_over())
+
+    def append_one(self, thing: str, data: st.DataObject) -> None:
+        world = self.world
+        if thing == "poison":
+            world.append_bytes(data.draw(st.sampled_from([None, b"", b"\x01\xc0", b"\x09junk"])))
+        elif thing == "hole":
+            world.skip_offsets(data.draw(st.integers(1, 3)))
+        elif thing in ("repeat", "forged") and world.messages:
+            number = world.messages - 1 - data.draw(st.integers(0, min(3, world.messages - 1)))
+            if thing == "forged":
+                world.append_forged(number)
+            else:
+                world.append_repeat(number, inline=data.draw(st.booleans()))
+        else:
+            size = (4, len(ORDINALS)) if thing == "large" else (1, 2)
+            members = st.lists(st.sampled_from(ORDINALS), min_size=size[0], max_size=size[1], unique=True)
+            chosen, sender = data.draw(members), data.draw(st.sampled_from(ORDINALS))
+            world.append_message(chosen, sender=sender, inline=data.draw(st.booleans()))
+
+    # -- what happens to workers and store
+
+    async def take_over(self) -> None:
+        self.boots += 1
+        self.world.faults.arm(None, "crash_before")
+        worker = Worker(self.world, self.boots)
+        await worker.start()
+        self.worker = worker
+        if self.lossy and min(await self.world.watermark()) >= worker.leases.served[SHARD].floor:
+            self.lossy = False
+
+    async def try_work(self, count: int, attempts: int) -> bool:
+        """One batch with retries, as a lane does it; True when the worker died."""
+        assert self.worker is not None
+        for _ in range(attempts):
+            try:
+                await self.worker.work(count)
+            except StoreUnavailable:
+                continue
+            except Crash:
+                return True
+            except StoreError:
+                self.notice()
+                assert self.lossy, "a store error without a store that lost anything"
+                return True
+            return False
+        return False  # the lane would go on trying
+
+    def notice(self) -> None:
+        """The store may have fallen back in the middle of a batch."""
+        if self.world.store.fell_back:
+            self.world.store.fell_back, self.lossy, self.w_seen = False, True, -1
+
+    def watch(self, data: st.DataObject) -> None:
+        """The background look at W: it ends a worker whose store fell back."""
+        try:
+            if self.worker is not None:
+                self.run_async(self.worker.leases.compare())
+        except Died:
+            self.lose_worker(data)
+
+    def lose_worker(self, data: st.DataObject) -> None:
+        """Crash: memory is gone; the log got some of the changelog records; the disk may be gone, too."""
+        self.worker = None
+        for table in (self.world.progress_table, self.world.floor_table):
+            table.crash(SHARD, sent=data.draw(st.integers(0, 3), "sent"))
+        if data.draw(st.booleans(), "wipe"):
+            self.world.lose_disk()
+
+    async def wake(self, zombie: Worker, count: int) -> None:
+        """I14: a paused owner that wakes changes nothing in the store."""
+        before = self.world.store.snapshot()
+        with contextlib.suppress(FencedError, InvariantViolation, StoreError):  # it ends itself
+            await zombie.work(count)
+        assert repr(self.world.store.snapshot()) == repr(before), "a zombie wrote"
+
+    def lose_power(self, data: st.DataObject) -> None:
+        """The store falls back to an earlier state of itself; epochs are the lease store's and stay."""
+        owner = self.world.store._shard(SHARD).owner
+        self.world.store.restore(self.snapshots[data.draw(st.integers(0, len(self.snapshots) - 1))])
+        self.world.store.grant(SHARD, owner)
+        self.snapshots, self.w_seen, self.lossy = [], -1, True
+        if data.draw(st.booleans()):
+            self.watch(data)
+
+    # -- what must hold
+
+    @invariant()
+    def everything_holds(self) -> None:
+        if hasattr(self, "world"):
+            self.run_async(self.check())
+
+    async def check(self) -> None:
+        await self.world.check()
+        covered = min(await self.world.watermark())
+        assert covered >= self.w_seen, "W went back"
+        self.w_seen = covered
+        assert set(self.world.graveyard.offsets) >= self.world.poison_offsets(covered) or self.lossy
+        worker = self.worker
+        self.world.check_pages(covered if not self.lossy else None)
+        if worker is not None and not self.lossy:
+            assert worker.previous <= covered, "acknowledged before it was covered"
+        if worker is not None:
+            self.world.check_memory(worker)
+
+    async def finish(self) -> None:
+        """I7: after healing W reaches the log's end, and everything is where it belongs."""
+        self.world.faults.arm(None, "crash_before")
+        if self.worker is None or self.lossy:
+            await self.take_over()
+        assert self.worker is not None
+        while await self.worker.work(4):
+            pass
+        self.lossy = False
+        await self.check()
+        end = self.world.log[-1].offset if self.world.log else -1
+        assert min(await self.world.watermark()) == end
+        assert set(self.world.graveyard.offsets) == self.world.poison_offsets(end)
+
+
+def run_machine(examples: int, steps: int, machine: type[ShardMachine] = ShardMachine) -> None:
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+def test_shard_machine() -> None:
+    """T-M1, the everyday form: 10,000 steps, no violation."""
+    run_machine(examples=200, steps=50)
+
+
+@pytest.mark.slow
+def test_shard_machine_long() -> None:
+    """T-M1: 100,000 steps, no violation."""
+    run_machine(examples=2_000, steps=50)
+
+
+# -- seeded bugs: what a careless change could make of the stage
+
+
+async def _w_covers_what_was_not_written(
+    self: EntryWriter, shard: Shard, records: Sequence[Addressed]
+) -> None:
+    """W is the largest offset seen."""
+    if records[-1].offset > shard.coverage:
+        await self._store.write_and_advance(shard.shard, shard.epoch, (), shard.coverage, records[-1].offset)
+        shard.coverage = records[-1].offset
+
+
+async def _w_before_entries(self: EntryWriter, shard: Shard, groups: list[Any], observed: int) -> None:
+    """W moves first, entries follow."""
+    await self._store.write_and_advance(shard.shard, shard.epoch, (), shard.coverage, observed)
+    shard.coverage = observed
+    await self._store.write_step(shard.shard, shard.epoch, groups, observed, "later", 0)
+
+
+async def _offset_minus_one(self: EntryWriter, shard: Shard, groups: list[Any], observed: int) -> None:
+    """expected_previous is computed, not read: offsets have holes (H6)."""
+    await self._store.write_and_advance(shard.shard, shard.epoch, groups, observed - 1, observed)
+    shard.coverage = observed
+
+
+async def _page_before_entries(self: MailboxMaterialiser, batch: Any) -> None:
+    """The batch is written down as done, then done."""
+    shard = self._leases.served[batch.partition]
+    taken = service.take(batch.records, SHARD, lambda wanted: self._progress.seen(SHARD, wanted))
+    taken, records = await self._address(taken)
+    await self._bury(shard, taken)
+    await self._finish(shard, batch, taken)
+    await self._writer.write(shard, records)
+
+
+async def _push_before_w(self: MailboxMaterialiser, batch: Any) -> None:
+    """Push does not wait for W."""
+    shard = self._leases.served[batch.partition]
+    taken = service.take(batch.records, SHARD, lambda wanted: self._progress.seen(SHARD, wanted))
+    taken, records = await self._address(taken)
+    await self._pusher.push(shard, records)
+    await self._writer.write(shard, records)
+    await self._finish(shard, batch, taken)
+
+
+async def _bury_nothing(self: MailboxMaterialiser, shard: Shard, taken: Sequence[Taken]) -> None:
+    """A record that cannot be decoded is skipped."""
+
+
+async def _trust_the_table_only(self: EntryWriter, shard: Shard, record: str, steps: Sequence[Any]) -> int:
+    """Chunks marked done are believed, whatever became of the store."""
+    opened = self._progress.open(shard.shard)
+    return len(steps) if opened and opened.record == record else 0
+
+
+async def _steps_anywhere(
+    self: MemoryMailboxStore, shard: int, epoch: int, groups: Any, expected: int, record: str, step: int
+) -> int:
+    """A step does not ask where W stands."""
+    return await _write_step(self, shard, epoch, groups, self._shard(shard).lanes[0], record, step)
+
+
+async def _believe(
+    self: MemoryMailboxStore, shard: int, epoch: int, groups: Any, e: int, o: int, **_: Any
+) -> int:
+    """W moves over a large record without asking whether its steps are there."""
+    state = self._fenced(shard, epoch)
+    if state.lanes[0] != e:
+        return state.lanes[0]
+    self._write(state, groups)
+    state.epoch, state.lanes = epoch, (o,) * 64
+    return o
+
+
+def _take_all(records: Sequence[LogRecord], shard: int, lookup: Lookup) -> list[Taken]:
+    """No deduplication."""
+    return _take(records, shard, lambda wanted: [None] * len(wanted))
+
+
+def _take_across_batches_only(records: Sequence[LogRecord], shard: int, lookup: Lookup) -> list[Taken]:
+    """Repeats inside one batch are not seen."""
+    return [one for record in records for one in _take([record], shard, lookup)]
+
+
+def _replay_is_repeat(records: Sequence[LogRecord], shard: int, lookup: Lookup) -> list[Taken]:
+    """A dispatch_id that is known is never written again, not even after the store lost it."""
+    taken = _take(records, shard, lookup)
+    return [one._replace(kind=Kind.REPEAT) if one.kind is Kind.REPLAY else one for one in taken]
+
+
+def _repeats_are_not_compared(one: Taken, dispatch: Any, first: Any) -> Taken:
+    """A forged repeat passes for an honest one."""
+    judged = _judged(one, dispatch, first)
+    return one._replace(kind=Kind.REPEAT) if judged.forged else judged
+
+
+async def _index_nothing(self: DispatchProgress, partition: int) -> int:
+    """The index is not rebuilt from the pages of another worker."""
+    return 0
+
+
+async def _newest_page_is_not_sent_again(self: DispatchProgress, partition: int) -> int:
+    """A page that only this disk has stays a secret."""
+    table, written = self._table, self._table.write_batch
+    table.write_batch = lambda *_: None  # type: ignore[method-assign]
+    try:
+        return await _recover(self, partition)
+    finally:
+        table.write_batch = written  # type: ignore[method-assign]
+
+
+async def _start_at_the_table(self: MailboxMaterialiser, shard: int) -> int:
+    """The store's own W is not asked."""
+    await _start_position(self, shard)
+    served = self._leases.served[shard]
+    served.coverage = max(served.coverage, served.floor)
+    return served.floor + 1
+
+
+async def _start_at_the_store(self: MailboxMaterialiser, shard: int) -> int:
+    """Pages that were not written are not made up for."""
+    await _start_position(self, shard)
+    return self._leases.served[shard].coverage + 1
+
+
+def _fence_nobody(self: MemoryMailboxStore, shard: int, epoch: int) -> Any:
+    """Any epoch may write."""
+    return self._shard(shard)
+
+
+def _w_goes_back(self: EntryWriter, shard: Shard, expected: int, stands: int) -> None:
+    """A lower W is taken for an answer like any other."""
+    shard.coverage = stands
+
+
+async def _never_unsure(self: EntryWriter, shard: Shard) -> None:
+    """An unknown outcome is taken for a failure."""
+
+
+_write_step = MemoryMailboxStore.write_step
+_take, _judged = intake.take, intake._judged
+_recover, _start_position = DispatchProgress.recover, MailboxMaterialiser.start_position
+
+BUGS: list[tuple[Any, str, Callable[..., Any]]] = [
+    (EntryWriter, "write", _w_covers_what_was_not_written),
+    (EntryWriter, "_cover", _w_before_entries),
+    (EntryWriter, "_cover", _offset_minus_one),
+    (MailboxMaterialiser, "handle", _page_before_entries),
+    (MailboxMaterialiser, "handle", _push_before_w),
+    (MailboxMaterialiser, "_bury", _bury_nothing),
+    (EntryWriter, "_resume_at", _trust_the_table_only),
+    (MemoryMailboxStore, "write_and_advance", _believe),
+    (MemoryMailboxStore, "write_step", _steps_anywhere),
+    (service, "take", _take_all),
+    (service, "take", _take_across_batches_only),
+    (service, "take", _replay_is_repeat),
+    (intake, "_judged", _repeats_are_not_compared),
+    (DispatchProgress, "_index_new_pages", _index_nothing),
+    (DispatchProgress, "recover", _newest_page_is_not_sent_again),
+    (MailboxMaterialiser, "start_position", _start_at_the_table),
+    (MailboxMaterialiser, "start_position", _start_at_the_store),
+    (MemoryMailboxStore, "_fenced", _fence_nobody),
+    (EntryWriter, "_moved", _w_goes_back),
+    (EntryWriter, "settle", _never_unsure),
+]
+
+
+@pytest.mark.parametrize(("owner", "name", "bug"), BUGS, ids=lambda value: getattr(value, "__name__", ""))
+def test_seeded_bugs_are_found(owner: Any, name: str, bug: Callable[..., Any]) -> None:
+    """The mutation check: the machine that passes on the product fails on each of these."""
+    with mock.patch.object(owner, name, bug), pytest.raises(BaseException) as caught:  # noqa: PT011 - any
+        run_machine(examples=600, steps=50)
+    assert not isinstance(caught.value, KeyboardInterrupt | SystemExit)
