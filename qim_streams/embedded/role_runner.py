@@ -18,7 +18,7 @@ from qim_streams.embedded.readiness import probe
 from qim_streams.embedded.role_log import bound_log
 from qim_streams.embedded.roles import RestartBudget, RestartPolicy, RoleSpec, RoleState
 from qim_streams.embedded.status import RoleStatus
-from qim_streams.errors import ConfigError
+from qim_streams.errors import POLICY, ConfigError, Policy
 
 PROBE_EVERY_S = 0.05
 LOG_LINES_SHOWN = 15
@@ -26,6 +26,9 @@ LOG_LINES_SHOWN = 15
 
 class RoleFailedError(EmbeddedError):
     """A role used up its restart budget, or cannot be started at all."""
+
+
+POLICY[RoleFailedError] = Policy.CRASH  # as its relatives in `errors`: it never reaches a stream stage
 
 
 @dataclass(frozen=True, slots=True)
