@@ -16,7 +16,7 @@ Spec: §3, §6, §7.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final
 
@@ -166,7 +166,7 @@ class ClientSession:
     # -- sign-on
 
     def _on_auth(self, frame: Auth) -> None:
-        self._spawn(self._authenticate(frame), frame.rid, self._auth_failed)
+        self._spawn(partial(self._authenticate, frame), frame.rid, self._auth_failed)
 
     def _auth_failed(self, answer: Error) -> None:
         self._all.counters.auths_refused += 1
@@ -244,7 +244,7 @@ class ClientSession:
     # -- sync
 
     def _on_pull(self, frame: PullMailbox) -> None:
-        self._spawn(self._pull(frame), frame.rid, self._pull_failed)
+        self._spawn(partial(self._pull, frame), frame.rid, self._pull_failed)
 
     def _pull_failed(self, answer: Error) -> None:
         self.connection.pull_answered()
@@ -330,7 +330,7 @@ class ClientSession:
         self._send(answer)
 
     def _on_group(self, frame: GroupFrame) -> None:
-        self._spawn(self._group(frame), frame.rid, self._request_failed)
+        self._spawn(partial(self._group, frame), frame.rid, self._request_failed)
 
     def _request_failed(self, answer: Error) -> None:
         self.connection.request_answered()
@@ -370,16 +370,16 @@ class ClientSession:
             self.connection.close()
             self._hang_up(row.ws_close_code)
 
-    def _spawn(self, work: Coroutine[Any, Any, None], rid: int, failed: Callable[[Error], None]) -> None:
+    def _spawn(self, work: Callable[[], Awaitable[None]], rid: int, failed: Callable[[Error], None]) -> None:
         task = self._loop.create_task(self._guarded(work, rid, failed))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _guarded(
-        self, work: Coroutine[Any, Any, None], rid: int, failed: Callable[[Error], None]
+        self, work: Callable[[], Awaitable[None]], rid: int, failed: Callable[[Error], None]
     ) -> None:
         try:
-            await work
+            await work()
         except (QimError, TimeoutError) as failure:
             failed(error_for(failure, rid))
         except Exception as failure:
