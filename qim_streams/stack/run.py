@@ -29,6 +29,7 @@ CLIENT_FILE = "client.json"
 DEMO_TENANT = "demo"
 READY_DEADLINE_S = 90.0
 PROBE_TIMEOUT_S = 2.0
+ROLE_ORDER = 10  # all roles start together, after the servers: each waits for what it needs
 BROKER_ROLES = frozenset({"kafka", "tansu"})
 
 
@@ -108,7 +109,7 @@ async def _run(stack: EmbeddedStack, options: RunOptions, then: Then | None, sta
     servers = [_with_topics(spec, settings) for spec in stack.server_roles()]
     if not any(spec.name in BROKER_ROLES for spec in servers):
         await asyncio.to_thread(_apply_topics, settings)
-    specs = servers + [_role_spec(index, role) for index, role in enumerate(roles)]
+    specs = servers + [_role_spec(role) for role in roles]
     supervisor = Supervisor(specs, state_dir, policy=options.policy)
     _describe(running, drawn)
     if then is None:
@@ -170,7 +171,7 @@ def _stack_settings(addresses: plan.Addresses, drawn: Mapping[str, str], state_d
     )
 
 
-def _role_spec(index: int, role: plan.RolePlan) -> RoleSpec:
+def _role_spec(role: plan.RolePlan) -> RoleSpec:
     ready: Ready = _ready_file(role.state_dir / plan.READY_FILE)
     ports = {"web": role.port} if role.port else {}
     if role.role in plan.SERVER_ROLES:
@@ -183,7 +184,7 @@ def _role_spec(index: int, role: plan.RolePlan) -> RoleSpec:
         env=role.env,
         ports=ports,
         ready=ready,
-        order=10 + plan.START_ORDER.index(role.role),
+        order=ROLE_ORDER,
         ready_deadline_s=READY_DEADLINE_S,
     )
 

@@ -1,0 +1,67 @@
+"""The FanoutCoordinator role: from settings to a Faust worker that turns Outbox records into dispatches.
+
+Spec: §4.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+from qim_streams.fanout.progress import ConversationProgress
+from qim_streams.fanout.service import FanoutCoordinator
+from qim_streams.fanout.versions import MembershipVersions
+from qim_streams.membership.redis_reader import RedisMembershipReader
+from qim_streams.redis_tier import connect
+from qim_streams.roles.archiver import PoisonLetters
+from qim_streams.roles.log import StreamAppender
+from qim_streams.roles.tracing import partition_of
+from qim_streams.runtime import now_ms
+from qim_streams.settings import Settings, load_settings
+from qim_streams.streaming import topics
+from qim_streams.streaming.app import StreamApp, build_app
+from qim_streams.streaming.dead_letter import DEAD_LETTER_TOPIC, DeadLetterSink
+from qim_streams.streaming.lanes import PartitionLanes, SourceRole
+from qim_streams.streaming.spec import AppSpec
+from qim_streams.streaming.table import AckedTable
+from qim_streams.streaming.web import add_standard_pages
+
+ROLE = "fanout-coordinator"
+OUTBOX_TOPIC, DISPATCH_TOPIC = "qim.outbox.v1", "qim.dispatch.v1"
+PROGRESS_TABLE = "conversation_progress"
+
+
+class FanoutWorker(NamedTuple):
+    """A worker ready to be run by Faust."""
+
+    app: StreamApp
+    lanes: PartitionLanes
+    progress: AckedTable
+
+
+def build_fanout(settings: Settings | None = None) -> FanoutWorker:
+    """The worker of these settings (default: the environment's). Opens nothing before it is started."""
+    settings = settings or load_settings()
+    declared = topics.load()
+    resolved = declared.resolve_for(settings)
+    app = build_app(AppSpec.from_settings(settings, ROLE, [OUTBOX_TOPIC], declared))
+    table = app.acked_table(PROGRESS_TABLE, settings.outbox_partitions, "W of each Outbox partition")
+    redis = connect(settings)
+    service = FanoutCoordinator(
+        OUTBOX_TOPIC,
+        DISPATCH_TOPIC,
+        outbox_partitions=settings.outbox_partitions,
+        mailbox_shards=settings.mailbox_shards,
+        appender=StreamAppender(app.log_producer),
+        versions=MembershipVersions(
+            RedisMembershipReader(redis, partial(partition_of, settings.outbox_partitions)),
+            settings.bitmap_cache_max,
+        ),
+        progress=ConversationProgress(table),
+        poison=PoisonLetters(
+            DeadLetterSink(app.log_producer, ROLE, resolved[DEAD_LETTER_TOPIC].partitions, now_ms)
+        ),
+        now_ms=now_ms,
+    )
+    app.add_resource(redis.ping, redis.aclose)
+    lanes = app.add_source(OUTBOX_TOPIC, SourceRole(service.start_position, service.handle))
+    add_standard_pages(app)
+    return FanoutWorker(app, lanes, table)

@@ -1,0 +1,147 @@
+"""The MailboxNode role: from settings to a Faust worker that writes mailboxes, moves W and pushes.
+
+Spec: §5, §6, §11.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+from faust.types import TP
+
+from qim_streams.commit.calls import PartitionCalls
+from qim_streams.commit.redis_store import RedisConversationStore
+from qim_streams.commit.script_pipe import ScriptPipe
+from qim_streams.mailbox.floors import WatermarkFloors
+from qim_streams.mailbox.members import MemberBitmaps
+from qim_streams.mailbox.progress import DispatchProgress
+from qim_streams.mailbox.redis_store import RedisMailboxStore
+from qim_streams.mailbox.service import MailboxMaterialiser
+from qim_streams.mailbox.shards import LeaseTerms, ShardLeases
+from qim_streams.membership.redis_reader import RedisMembershipReader
+from qim_streams.ownership.boot import Boot
+from qim_streams.ownership.redis_leases import RedisLeaseStore
+from qim_streams.push.bodies import CommonBodies
+from qim_streams.push.presence_follower import PresenceFollower
+from qim_streams.push.service import PushStage
+from qim_streams.redis_tier import RedisClient, connect
+from qim_streams.roles.archiver import PoisonLetters
+from qim_streams.roles.log import StreamAppender
+from qim_streams.roles.tracing import partition_of
+from qim_streams.runtime import die, now_ms
+from qim_streams.settings import Settings, load_settings
+from qim_streams.streaming import topics
+from qim_streams.streaming.app import StreamApp, build_app
+from qim_streams.streaming.dead_letter import DEAD_LETTER_TOPIC, DeadLetterSink
+from qim_streams.streaming.lanes import PartitionLanes, SourceRole
+from qim_streams.streaming.spec import AppSpec
+from qim_streams.streaming.table import AckedTable
+from qim_streams.streaming.web import add_standard_pages
+
+ROLE = "mailbox-node"
+DISPATCH_TOPIC, PRESENCE_TOPIC, PUSH_TOPIC = "qim.dispatch.v1", "qim.presence.v1", "qim.push.v1"
+PROGRESS_TABLE, WATERMARK_TABLE = "dispatch_progress", "lane_watermarks"
+
+
+class MailboxWorker(NamedTuple):
+    """A worker ready to be run by Faust."""
+
+    app: StreamApp
+    lanes: PartitionLanes
+    progress: AckedTable
+    watermarks: AckedTable
+
+
+class _MailboxRole:
+    """The service between taking the worker's name and giving everything up."""
+
+    def __init__(
+        self, settings: Settings, app: StreamApp, progress: AckedTable, watermarks: AckedTable
+    ) -> None:
+        self._settings, self._app = settings, app
+        self._progress, self._watermarks = progress, watermarks
+        self._name = f"mailbox.{settings.node_id}.{settings.worker_slot}"
+        self._boot: Boot | None = None
+        self._redis: RedisClient | None = None
+        self._pusher: PushStage | None = None
+        self._service: MailboxMaterialiser | None = None
+
+    async def open(self) -> None:
+        """Take the boot number and connect; ConfigError when the name is in use."""
+        settings = self._settings
+        self._boot = Boot.take(settings.state_dir, self._name)
+        self._redis = connect(settings)
+        place = partial(partition_of, settings.outbox_partitions)
+        leases, store = RedisLeaseStore(self._redis), RedisMailboxStore(self._redis)
+        terms = LeaseTerms(
+            self._name, self._boot.number, self._name, settings.lease_ttl_ms, settings.lease_renew_ms
+        )
+        messages = RedisConversationStore(
+            PartitionCalls(ScriptPipe(self._redis)), settings.client_dedup_retention_s, place
+        )
+        self._pusher = PushStage(
+            PUSH_TOPIC,
+            connection_shards=settings.connection_shards,
+            log_appender=StreamAppender(self._app.log_producer),
+            bodies=CommonBodies(messages, settings.body_cache_max),
+            leases=leases,
+            follower=PresenceFollower(settings.brokers, PRESENCE_TOPIC, f"{self._name}-presence"),
+            die=die,
+        )
+        letters = topics.load().resolve_for(settings)[DEAD_LETTER_TOPIC].partitions
+        self._service = MailboxMaterialiser(
+            DISPATCH_TOPIC,
+            store=store,
+            leases=ShardLeases(leases, store, terms, die),
+            progress=DispatchProgress(self._progress, settings.dispatch_progress_retention_s * 1000),
+            floors=WatermarkFloors(self._watermarks),
+            members=MemberBitmaps(RedisMembershipReader(self._redis, place), settings.bitmap_cache_max),
+            poison=PoisonLetters(DeadLetterSink(self._app.log_producer, ROLE, letters, now_ms)),
+            pusher=self._pusher,
+            log_end=self._log_end,
+            now_ms=now_ms,
+            entries_max=settings.mailbox_writebatch_max_entries,
+        )
+
+    async def close(self) -> None:
+        """Give leases, connections and the name up."""
+        if self._service is not None:
+            await self._service.close()
+        if self._pusher is not None:
+            await self._pusher.close()
+        if self._redis is not None:
+            await self._redis.aclose()
+        if self._boot is not None:
+            self._boot.release()
+
+    @property
+    def service(self) -> MailboxMaterialiser:
+        """The service; it exists before the worker joins its group."""
+        assert self._service is not None, "asked for work before it was opened"
+        return self._service
+
+    async def _log_end(self, shard: int) -> int:
+        place = TP(DISPATCH_TOPIC, shard)
+        ends = await self._app.consumer.highwaters(place)
+        return int(ends[place])
+
+
+def build_mailbox(settings: Settings | None = None) -> MailboxWorker:
+    """The worker of these settings (default: the environment's). Opens nothing before it is started."""
+    settings = settings or load_settings()
+    app = build_app(AppSpec.from_settings(settings, ROLE, [DISPATCH_TOPIC], topics.load()))
+    shards = settings.mailbox_shards
+    progress = app.acked_table(PROGRESS_TABLE, shards, "which dispatches are done, a page per batch")
+    watermarks = app.acked_table(WATERMARK_TABLE, shards, "W[64 lanes] of each MailboxShard")
+    role = _MailboxRole(settings, app, progress, watermarks)
+    app.add_resource(role.open, role.close)
+
+    lanes = app.add_source(
+        DISPATCH_TOPIC,
+        SourceRole(
+            lambda shard: role.service.start_position(shard),
+            lambda batch: role.service.handle(batch),
+            lambda shards: role.service.release(shards),
+        ),
+    )
+    add_standard_pages(app)
+    return MailboxWorker(app, lanes, progress, watermarks)
