@@ -11,15 +11,15 @@ Spec: §1 ARCHIVED, §3, §14.8.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from qim_streams.archive.opening import open_archive
 from qim_streams.archive.ports import Archive
 from qim_streams.archive.service import HistoryArchiver
-from qim_streams.errors import InvariantViolation, RecordError
-from qim_streams.log_ports import LogBatch, Poison
+from qim_streams.errors import InvariantViolation
+from qim_streams.log_ports import LogBatch
+from qim_streams.roles.poison import PoisonLetters
 from qim_streams.runtime import now_ms
 from qim_streams.settings import Settings, load_settings
 from qim_streams.streaming import topics
@@ -38,19 +38,6 @@ class ArchiverWorker(NamedTuple):
 
     app: StreamApp
     lanes: PartitionLanes
-
-
-class PoisonLetters:
-    """The stages' poison sink on the dead-letter topic."""
-
-    def __init__(self, sink: DeadLetterSink) -> None:
-        self._sink = sink
-
-    async def send(self, poison: Sequence[Poison]) -> None:
-        """Append all; returns when they are acknowledged."""
-        for topic in dict.fromkeys(one.topic for one in poison):
-            letters = [(one.record, RecordError(one.cause)) for one in poison if one.topic == topic]
-            await self._sink.send_many(topic, letters)
 
 
 class _ArchiverRole:

@@ -11,8 +11,8 @@ from qim_streams.fanout.service import FanoutCoordinator
 from qim_streams.fanout.versions import MembershipVersions
 from qim_streams.membership.redis_reader import RedisMembershipReader
 from qim_streams.redis_tier import connect
-from qim_streams.roles.archiver import PoisonLetters
 from qim_streams.roles.log import StreamAppender
+from qim_streams.roles.poison import PoisonLetters
 from qim_streams.roles.tracing import partition_of
 from qim_streams.runtime import now_ms
 from qim_streams.settings import Settings, load_settings

@@ -24,8 +24,8 @@ from qim_streams.push.bodies import CommonBodies
 from qim_streams.push.presence_follower import PresenceFollower
 from qim_streams.push.service import PushStage
 from qim_streams.redis_tier import RedisClient, connect
-from qim_streams.roles.archiver import PoisonLetters
 from qim_streams.roles.log import StreamAppender
+from qim_streams.roles.poison import PoisonLetters
 from qim_streams.roles.tracing import partition_of
 from qim_streams.runtime import die, now_ms
 from qim_streams.settings import Settings, load_settings

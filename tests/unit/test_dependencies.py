@@ -105,9 +105,7 @@ def used_names(path: Path) -> set[str]:
     """Private names of other packages that a module uses or overrides."""
     module = importlib.import_module(f"qim_streams.streaming.{path.stem}")
     tree = ast.parse(path.read_text())
-    private = re.compile(
-        r"_(?![A-Z_]+\Z)[A-Za-z]\w*"
-    )  # constants like _QUEUE_FULL are public ones of a driver
+    private = re.compile(r"_(?![A-Z_]+\Z)[A-Za-z]\w*")  # constants are public
     own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
     own |= {name for node in ast.walk(tree) for name in _assigned_to_self(node)}
     own |= {

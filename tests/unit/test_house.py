@@ -102,7 +102,7 @@ DRIVER_HOMES = {
     ),
     "confluent_kafka": ("qim_streams.streaming", "*.kafka_*", "qim_streams.embedded.kafka"),
     "aiokafka": ("qim_streams.streaming", "*.kafka_*", "qim_streams.push.presence_follower"),
-    "faust": ("qim_streams.streaming", "tables", "agents"),
+    "faust": ("qim_streams.streaming", "qim_streams.roles", "tables", "agents"),
     "mode": ("qim_streams.streaming",),
     "rocksdict": ("qim_streams.streaming", "qim_streams.archive.rocksdb_*", "*.rocksdb_*"),
     "fastapi": ("qim_streams.api", "qim_streams.roles.api"),
