@@ -65,6 +65,7 @@ async def _play(running: "Running", paths: list[Path], scale: float) -> int:
     from qim_streams.demo.run import run_demo
     from qim_streams.gateway.tokens import mint_token
     from qim_streams.roles.tracing import tracing
+    from qim_streams.runtime import now_ms
     from qim_streams.stack.run import DEMO_TENANT
 
     secret, audience = running.settings.secret("jwt_secret"), running.settings.jwt_audience
@@ -73,7 +74,7 @@ async def _play(running: "Running", paths: list[Path], scale: float) -> int:
         return mint_token(secret, audience, DEMO_TENANT, user_id, TOKEN_TTL_S, int(time.time()))[0]
 
     async with tracing(running.settings) as deps:
-        probe = TraceProbe(deps, DEMO_TENANT)
+        probe = TraceProbe(deps, DEMO_TENANT, now_ms)
         report = await run_demo(running.gateway_url, mint, paths, click.echo, scale=scale, probe=probe)
         click.echo("")
         for line in [*place_lines(probe.trace), *report.lines()]:
