@@ -37,12 +37,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from qim_streams.codec import RECORD_BYTES_MAX
 from qim_streams.errors import LogAppendError, Outcome, ProducerFatalError, RecordTooLargeError
+from qim_streams.log_ports import Outgoing
 from qim_streams.streaming import metrics
 
 log = logging.getLogger(__name__)
@@ -51,13 +52,7 @@ _POLL_SECONDS = 0.1
 _OVERHEAD_BYTES = 1_024  # room for keys, headers and the batch frame beside the value
 
 
-class OutgoingRecord(NamedTuple):
-    """A record to append. The partition is always explicit; a value of None is a tombstone."""
-
-    topic: str
-    partition: int
-    key: bytes | None
-    value: bytes | None
+OutgoingRecord: TypeAlias = Outgoing
 
 
 @dataclass(frozen=True, slots=True)

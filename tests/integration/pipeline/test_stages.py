@@ -1,0 +1,195 @@
+"""Both stages as real workers on a real log and hot tier: killed, fed repeats and poison, robbed of disks.
+
+T-K2 (fan-out and mailbox points), T-G1, T-A3, T-S3; I1 I2 I3 I5 I6 I7 I11 I15.
+"""
+
+import shutil
+from random import Random
+
+import pytest
+
+from tests.integration.pipeline.stages import DEAD_LETTERS, OUTBOX, TENANT, Conversation, Stages
+from tests.support.waiting import eventually_sync
+
+pytestmark = pytest.mark.integration
+
+USERS = [f"u{number}" for number in range(60)]
+FANOUT_POINTS = ("outbox_polled", "membership_pinned", "dispatch_appended_some", "all_appended")
+MAILBOX_POINTS = (
+    "dispatch_polled",
+    "bitmap_loaded",
+    "entries_partial",
+    "entries_durable",
+    "progress_marked",
+    "all_chunks_done",
+    "watermark_advanced",
+    "pushed",
+)
+
+
+def kill_at(stage: str, points: tuple[str, ...]) -> str:
+    return ",".join(f"{stage}.{point}:1:kill" for point in points)
+
+
+def conversations(stages: Stages, random: Random) -> list[Conversation]:
+    """Direct chats, a small group inline, one in the membership store, and one that is written in steps."""
+    chats = [stages.direct(*random.sample(USERS, 2)) for _ in range(20)]
+    groups = [
+        stages.group("small", random.sample(USERS, 9), inline=True),
+        stages.group("stored", random.sample(USERS, 30)),
+        stages.group("large", [f"u{number}" for number in range(200)]),
+    ]
+    return [*chats, *groups]
+
+
+def feed(stages: Stages, chats: list[Conversation], random: Random, count: int) -> None:
+    for _ in range(count):
+        chat = random.choice(chats)
+        stages.send(chat, random.choice(chat.members))
+    stages.flush()
+
+
+def wait_mailboxed(stages: Stages, armed: dict[str, str] | None = None, within_s: float = 60) -> None:
+    def done() -> bool:
+        stages.supervise(armed or {})
+        return stages.everything_is_mailboxed()
+
+    eventually_sync(done, within_s, "everything to be mailboxed")
+
+
+def test_workers_killed_at_every_step(stages: Stages) -> None:
+    """T-K2: each stage is killed at each of its points while records flow; nothing lost, twice or late."""
+    seed = 11
+    print("seed", seed)
+    random = Random(seed)
+    chats = conversations(stages, random)
+    stages.hold_connection_leases()
+    for user in USERS[:30]:
+        stages.come_online(user, "phone", random.randrange(2))
+        stages.come_online(user, "web", random.randrange(2))
+    feed(stages, chats, random, 300)
+    armed = {"fanout": kill_at("fanout", FANOUT_POINTS), "mailbox": kill_at("mailbox", MAILBOX_POINTS)}
+    for role, failpoints in armed.items():
+        stages.start(role, failpoints=failpoints)
+    wanted = {"fanout-0": len(FANOUT_POINTS), "mailbox-0": len(MAILBOX_POINTS)}
+
+    def died_everywhere() -> bool:
+        stages.supervise(armed)
+        if stages.everything_is_mailboxed():
+            feed(stages, chats, random, 40)
+            for sent in random.sample(stages.sent, 5):
+                stages.repeat(sent)
+        return all(sum(name == who for who, _ in stages.exits) >= count for name, count in wanted.items())
+
+    eventually_sync(died_everywhere, 120, "every failpoint to kill its worker")
+    feed(stages, chats, random, 100)
+    wait_mailboxed(stages, armed)
+    eventually_sync(lambda: _judged(stages), 20, "W to reach the log's end")
+    repeats = stages.judge_pushes(since=0)
+    assert stages.dead_letters() == []
+    print(f"{len(stages.sent)} messages, {len(stages.exits)} kills, {repeats} pushes repeated")
+
+
+def _judged(stages: Stages) -> bool:
+    """Repeats at the end of the log are covered a moment after the last entry."""
+    ends = stages.ends("qim.dispatch.v1", stages.settings.mailbox_shards)
+    if any(stages.watermark(shard) != {end - 1} for shard, end in ends.items()):
+        return False
+    return stages.judge_mailboxes() > 0
+
+
+def test_repeats_forgeries_and_poison(stages: Stages) -> None:
+    """T-G1: ten copies make one entry, the same id with other bytes goes to the dead letters.
+    T-A3: eight kinds of poison between good records cost themselves and nothing else (I15)."""
+    random = Random(5)
+    chats = conversations(stages, random)
+    for role in ("fanout", "mailbox"):
+        stages.start(role)
+    good = [stages.send(chat, chat.members[0]) for chat in chats for _ in range(2)]
+    stages.repeat(good[0], times=10)
+    stages.repeat(good[1], body=b"body forged")
+    poison = _poison(stages, chats[0])
+    for value in poison:
+        stages.append(OUTBOX, stages.partition(chats[0]), *value)
+        stages.send(chats[0], chats[0].members[0])
+    stages.flush()
+    wait_mailboxed(stages)
+    stages.repeat(good[2], times=10)
+    tail = [stages.send(chat, chat.members[0]) for chat in chats]
+    stages.flush()
+    wait_mailboxed(stages)
+    assert tail
+    eventually_sync(lambda: _judged(stages), 20, "W to reach the log's end")
+    letters = stages.dead_letters()
+    assert len(letters) == len(poison) + 1
+    assert {letter.value for letter in letters} >= {value for _, value in poison if value}
+    assert sum("message_id was used with other content" in letter.message for letter in letters) == 1
+
+
+def _poison(stages: Stages, chat: Conversation) -> list[tuple[bytes | None, bytes | None]]:
+    """Eight kinds of records that are no Outbox record of this partition, as (key, value)."""
+    from qim_streams.records import MessageRecord, OutboxRecord, record_key
+
+    key = record_key(TENANT, chat.conversation_id)
+    message = MessageRecord(
+        99,
+        1,
+        TENANT,
+        chat.conversation_id,
+        b"p" * 16,
+        b"p" * 16,
+        chat.members[0],
+        1,
+        "d",
+        "m",
+        1,
+        1,
+        0,
+        0,
+        b"",
+    )
+    value = OutboxRecord(message.encode(), 1, 0, {0: (1, b"\x01\0\0\0")}).encode()
+    others = (stages.direct("x", f"y{number}") for number in range(100))
+    elsewhere = next(one for one in others if stages.partition(one) != stages.partition(chat))
+    foreign = message._replace(conversation_id=elsewhere.conversation_id)
+    return [
+        (key, None),
+        (key, b""),
+        (key, b"\x07" + value[1:]),
+        (key, value[: len(value) // 2]),
+        (key, b"\x01\xc1\xff garbage"),
+        (b"wrong key", value),
+        (
+            record_key(TENANT, elsewhere.conversation_id),
+            OutboxRecord(foreign.encode(), 1, 0, {0: (1, b"\x01\0\0\0")}).encode(),
+        ),
+        (key, OutboxRecord(message._replace(tenant_id="other").encode(), 1, 0, None).encode()),
+    ]
+
+
+def test_disks_lost_and_a_second_worker(stages: Stages) -> None:
+    """T-S3: RocksDB deleted, the same results; T-B1 in small: a second worker comes and is killed."""
+    random = Random(7)
+    chats = conversations(stages, random)
+    for role in ("fanout", "mailbox"):
+        stages.start(role)
+    feed(stages, chats, random, 150)
+    wait_mailboxed(stages)
+    for role in ("fanout", "mailbox"):
+        stages.workers[f"{role}-0"].kill()
+        shutil.rmtree(stages.directory / f"{role}-0" / "workers")
+        del stages.workers[f"{role}-0"]
+    for sent in random.sample(stages.sent, 30):
+        stages.repeat(sent)  # each must be dropped by what the changelog alone can tell
+    for role in ("fanout", "mailbox"):
+        stages.start(role)
+        stages.start(role, slot=1)
+    feed(stages, chats, random, 150)
+    wait_mailboxed(stages)
+    for role in ("fanout", "mailbox"):
+        stages.wait_ready(role, 1)
+        stages.workers.pop(f"{role}-1").kill()
+    feed(stages, chats, random, 150)
+    wait_mailboxed(stages)
+    eventually_sync(lambda: _judged(stages), 20, "W to reach the log's end")
+    assert stages.read(DEAD_LETTERS, 1) == []
