@@ -49,6 +49,7 @@ class RangePull:
         self._parts: deque[Part] = deque([Part(after, up_to)])
         self._planned = up_to  # parts exist up to here
         self._width = 0  # of the parts to come; 0: density unknown, one request for everything
+        self._capacity = 0  # entries of the latest answer that was cut
         self._open = 0
 
     @property
@@ -86,7 +87,7 @@ class RangePull:
             raise ProtocolError("FIELD_INVALID", "a batch holds entries outside its range", field="entries")
         self._open -= 1
         part.open = False
-        self._learn_width(part, covered, batch.has_more)
+        self._learn_width(part, covered, batch.has_more, entries)
         part.at = covered
         part.events.extend(entries)
         return self._release()
@@ -101,13 +102,18 @@ class RangePull:
         self._open += 1
         due.append(part)
 
-    def _learn_width(self, part: Part, covered: int, cut: bool) -> None:
+    def _learn_width(self, part: Part, covered: int, cut: bool, entries: Sequence[Event]) -> None:
+        """Parts should just fit one answer: cut ones cost a request more, thin ones waste the window."""
         if not cut:
-            self._width *= 2
+            if 2 * len(entries) < self._capacity:
+                self._width *= 2
             return
         if self._width == 0:  # the first answer: the rest goes into parts of its own
             self._planned = part.up_to = covered
-        self._width = covered - part.at
+        # From the first entry on: what lies before it may be empty (the user was not there yet).
+        dense = covered - entries[0].mailbox_seq + 1 if entries else covered - part.at
+        self._width = max(1, dense * 9 // 10)
+        self._capacity = len(entries)
 
     def _release(self) -> list[Stretch]:
         released: list[Stretch] = []

@@ -155,7 +155,14 @@ def test_pull_asks_for_more_at_once_when_it_knows_the_density() -> None:
     (first,) = pull.requests()
     pull.answer(first, MailboxBatch(1, [event(n, "c", n) for n in range(100)], 99, 999, True))
     parts = pull.requests()
-    assert [(part.at, part.up_to) for part in parts] == [(99, 199), (199, 299), (299, 399), (399, 499)]
+    assert [(part.at, part.up_to) for part in parts] == [(99, 189), (189, 279), (279, 369), (369, 459)]
+    full = MailboxBatch(1, [event(n, "c", n) for n in range(100, 190)], 189, 999, False)
+    pull.answer(parts[0], full)
+    (fifth,) = pull.requests()
+    assert (fifth.at, fifth.up_to) == (459, 549)
+    pull.answer(parts[1], MailboxBatch(1, [], 279, 999, False))  # thin: the next ones are wider
+    (sixth,) = pull.requests()
+    assert (sixth.at, sixth.up_to) == (549, 729)
 
 
 @pytest.mark.parametrize(
