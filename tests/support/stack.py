@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from qim_streams.client.discovery import StackAddress, discover
 from qim_streams.embedded.status import RoleStatus, StackStatus, read_status
 from tests.support.waiting import eventually_sync
 
@@ -67,6 +68,18 @@ class StackProcess:
             popen.kill()
             raise AssertionError("qim up did not stop within 60 s") from None
 
+    def exit_code(self, within_s: float) -> int:
+        """The exit code of a supervisor that ends by itself; TimeoutExpired when it does not."""
+        assert self._popen is not None
+        return self._popen.wait(within_s)
+
+    def end(self) -> None:
+        """SIGKILL to the supervisor, if it still runs; its children die with it."""
+        popen, self._popen = self._popen, None
+        if popen is not None:
+            popen.kill()
+            popen.wait()
+
     @property
     def pid(self) -> int:
         """The supervisor's pid."""
@@ -78,6 +91,10 @@ class StackProcess:
         """What `client.json` says: gateway_url, jwt_secret, ..."""
         content: dict[str, Any] = json.loads((self.state_dir / "client.json").read_text())
         return content
+
+    def address(self) -> StackAddress:
+        """How clients reach the stack."""
+        return discover(self.state_dir)
 
     def status(self) -> StackStatus:
         """The supervisor's last word."""

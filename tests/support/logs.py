@@ -1,0 +1,121 @@
+"""Reads topics from their beginning to their end, and what the hot tier says about being done.
+
+Everything is read beside the running stack: consumers without a group, plain Redis reads.
+
+Spec: §2, §5, §14.3.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from typing import NamedTuple
+
+import redis
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+
+from qim_streams.mailbox import watermark
+from qim_streams.records import OUTBOX_RELAYED, MessageRecord, decode_message, decode_outbox
+
+OUTBOX, DISPATCH = "qim.outbox.v1", "qim.dispatch.v1"
+READ_S = 60.0
+
+
+class Logged(NamedTuple):
+    """One Outbox record, duplicates included."""
+
+    partition: int
+    offset: int
+    relayed: bool
+    raw: bytes  # the MessageRecord's bytes
+    message: MessageRecord
+
+
+def _consumer(brokers: str) -> Consumer:
+    return Consumer(
+        {
+            "bootstrap.servers": brokers,
+            "group.id": "test-reader",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "enable.partition.eof": False,
+            "log_level": 0,
+        }
+    )
+
+
+def _until(deadline_s: float, what: str) -> None:
+    if time.monotonic() > deadline_s:
+        raise AssertionError(f"{what} within {READ_S} s")
+
+
+def ends(brokers: str, topic: str) -> dict[int, int]:
+    """The end offset (exclusive) of every partition."""
+    deadline_s = time.monotonic() + READ_S
+    with closing(_consumer(brokers)) as consumer:
+        while True:
+            try:
+                found = consumer.list_topics(topic, timeout=5).topics[topic]
+                if found.error is None and found.partitions:
+                    return {
+                        number: consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=5)[1]
+                        for number in found.partitions
+                    }
+            except KafkaException:
+                pass  # the broker may just have come back
+            _until(deadline_s, f"no end offsets of {topic}")
+
+
+def read_topic(brokers: str, topic: str) -> Iterator[Message]:
+    """Every record of a topic up to its present end, partition by partition in offset order."""
+    wanted = {number: end for number, end in ends(brokers, topic).items() if end > 0}
+    with closing(_consumer(brokers)) as consumer:
+        for number, end in wanted.items():
+            consumer.assign([TopicPartition(topic, number, 0)])
+            at, deadline_s = 0, time.monotonic() + READ_S
+            while at < end:
+                _until(deadline_s, f"{topic} {number} was read to {at} of {end}")
+                for record in consumer.consume(500, timeout=0.5):
+                    if record.error() is None and record.offset() < end:
+                        yield record
+                        at = record.offset() + 1
+
+
+def read_outbox(brokers: str, tenant_id: str, prefix: str) -> list[Logged]:
+    """The Outbox records of a tenant whose client_message_id begins with `prefix`, in offset order."""
+    found = []
+    for record in read_topic(brokers, OUTBOX):
+        outer = decode_outbox(record.value())
+        message = decode_message(outer.message)
+        if message.tenant_id == tenant_id and message.client_message_id.startswith(prefix):
+            relayed = bool(outer.flags & OUTBOX_RELAYED)
+            found.append(Logged(record.partition(), record.offset(), relayed, outer.message, message))
+    return found
+
+
+class HotTier:
+    """A few questions to the Redis of a stack."""
+
+    def __init__(self, url: str) -> None:
+        self._client = redis.Redis.from_url(url, socket_timeout=5.0, socket_connect_timeout=5.0)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    def pending(self) -> int:
+        """Messages that are committed and not confirmed in the Outbox, over all partitions."""
+        keys = list(self._client.scan_iter(match="{ob:*}:pend", count=1_000))
+        return sum(int(self._client.hlen(key)) for key in keys)
+
+    def watermarks(self) -> dict[int, tuple[int, ...]]:
+        """W of every shard that has one: 64 lanes each."""
+        keys = sorted(self._client.scan_iter(match="{s:*}:w", count=1_000))
+        pipe = self._client.pipeline(transaction=False)
+        for key in keys:
+            pipe.hget(key, "w")
+        packed = pipe.execute()
+        return {
+            int(key.decode().partition("}")[0].partition(":")[2]): watermark.unpack(value)
+            for key, value in zip(keys, packed, strict=True)
+            if value is not None
+        }

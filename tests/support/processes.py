@@ -1,0 +1,77 @@
+"""Processes as the kernel shows them, and extra workers beside those that a stack runs.
+
+Linux only (``/proc``), like the chaos tests that use it.
+"""
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+from tests.support.stack import StackProcess
+
+PROC = Path("/proc")
+
+
+def environment(pid: int) -> dict[str, str]:
+    """The environment that a process was started with."""
+    pairs = (PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    return dict(pair.decode().split("=", 1) for pair in pairs if b"=" in pair)
+
+
+def command(pid: int) -> list[str]:
+    """The command line of a process."""
+    return [part.decode() for part in (PROC / str(pid) / "cmdline").read_bytes().split(b"\0")[:-1]]
+
+
+def processes_of(state_dir: Path) -> dict[int, str]:
+    """Living processes that name a directory in their command line, environment or working directory."""
+    found = {}
+    needle = str(state_dir).encode()
+    for entry in PROC.iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            cwd = os.fsencode(os.readlink(entry / "cwd"))
+            texts = ((entry / "cmdline").read_bytes(), (entry / "environ").read_bytes(), cwd)
+        except OSError:
+            continue  # it ended, is a zombie, or is not ours to look at
+        if any(needle in text for text in texts):
+            found[int(entry.name)] = texts[0].replace(b"\0", b" ").decode(errors="replace")[:200]
+    return found
+
+
+class ExtraWorker:
+    """Another worker of a stream role, in the same consumer group, outside the supervisor."""
+
+    def __init__(self, stack: StackProcess, role: str, slot: int) -> None:
+        pid = stack.role(role).pid
+        assert pid is not None, f"{role} does not run"
+        state_dir = stack.state_dir / "extra" / f"{role}-{slot}"
+        state_dir.mkdir(parents=True, exist_ok=True)
+        env = environment(pid) | {"QIM_WORKER_SLOT": str(slot), "QIM_STATE_DIR": str(state_dir)}
+        self.name = f"{role}-{slot}"
+        self._ready = state_dir / "ready"
+        self._ready.unlink(missing_ok=True)
+        with (state_dir / "worker.log").open("ab") as log:
+            self._popen = subprocess.Popen(command(pid), env=env, stdout=log, stderr=log)
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self._popen.poll()
+
+    def is_ready(self) -> bool:
+        """Whether it has its partitions; AssertionError when it ended."""
+        assert self.exit_code is None, f"{self.name} ended with {self.exit_code}"
+        return self._ready.exists() and self._ready.read_text().strip() == str(self._popen.pid)
+
+    def leave(self) -> int:
+        """SIGTERM, and its exit code."""
+        self._popen.terminate()
+        return self._popen.wait(60)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._popen.send_signal(signal.SIGKILL)
+        self._popen.wait(20)

@@ -1,0 +1,200 @@
+"""From a broken and healed stack to a verdict: wait until the pipeline is drained, read everything, judge.
+
+Draining is a promise too (I7): every wait here has a deadline, and what is not done by then is a violation
+that the checks name.
+
+Spec: §2 to §7.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import redis
+
+from qim_streams.archive.rocksdb_reader import RocksArchiveReader
+from qim_streams.errors import QimError
+from qim_streams.testing.history import HistoryWriter, operations, read_history
+from qim_streams.testing.oracle import expected_mailboxes
+from qim_streams.wire.frames import Event
+from tests.support.evidence import Evidence, acts_of, problems
+from tests.support.logs import DISPATCH, OUTBOX, HotTier, Logged, ends, read_outbox
+from tests.support.stack import StackProcess
+from tests.support.traffic import TROUBLE, Plan, Traffic
+from tests.support.waiting import eventually
+from tests.support.watermark_sampler import WatermarkSampler
+
+DRAIN_S = 90.0
+SHOWN_MAX = 20
+
+
+@dataclass(slots=True)
+class Verdict:
+    """`problems` must be empty; `figures` go into the report."""
+
+    problems: list[str]
+    figures: dict[str, object] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Fail with the first problems, if there are any."""
+        shown = "\n".join(self.problems[:SHOWN_MAX])
+        assert not self.problems, f"{len(self.problems)} problems, figures {self.figures}:\n{shown}"
+
+
+def start_traffic(stack: StackProcess, plan: Plan, directory: Path) -> Traffic:
+    """The workload on a running stack; its history is kept in `directory`."""
+    path = history_path(plan, directory)
+    path.unlink(missing_ok=True)
+    return Traffic(stack.address(), plan, HistoryWriter(path, time.monotonic_ns))
+
+
+def history_path(plan: Plan, directory: Path) -> Path:
+    """Where the history of a run is."""
+    return directory / f"history-{plan.run}.jsonl"
+
+
+async def verdict_on(
+    traffic: Traffic, stack: StackProcess, sampler: WatermarkSampler, directory: Path
+) -> Verdict:
+    """Heal, drain, read everything to its end, and judge. The stack must be whole again."""
+    await traffic.settle()
+    brokers, tenant, run = stack.client["brokers"], traffic.address.require_tenant(), traffic.plan.run
+    with closing(HotTier(stack.client["redis_url"])) as tier:
+        await eventually(lambda: _no_pending(tier), DRAIN_S, "every reserved message to be confirmed")
+        outbox = await asyncio.to_thread(read_outbox, brokers, tenant, f"{run}.")
+        traffic.history.mark("measure")
+        evidence = Evidence(
+            tenant,
+            traffic.plan.body_bytes_max,
+            operations(read_history(history_path(traffic.plan, directory))),
+            outbox,
+            {},
+            probes=traffic.probes,
+        )
+        evidence.mailboxes = await _mailboxes(traffic, evidence)
+        late = await _undrained(tier, brokers)
+    await traffic.checkpoint()
+    for device in traffic.devices:
+        await device.close()
+    evidence.devices = traffic.devices
+    evidence.seen_while_running = [
+        *traffic.problems,
+        *sampler.violations,
+        *late,
+        *await unarchived(stack.state_dir / "archive", brokers, outbox),
+    ]
+    return Verdict(problems(evidence), figures(evidence, traffic, sampler))
+
+
+def _no_pending(tier: HotTier) -> bool:
+    try:
+        return tier.pending() == 0
+    except redis.RedisError:
+        return False
+
+
+async def _mailboxes(traffic: Traffic, evidence: Evidence) -> dict[str, tuple[Event, ...]]:
+    """Every mailbox by a new device, again until it holds as much as the log says or the time is over."""
+    acts = acts_of(evidence)
+    in_log = {one.message.client_message_id: one.message for one in evidence.outbox}
+    known = [
+        act._replace(outcome="ok", place=(act.place[0], in_log[act.key].conversation_seq))
+        if act.key in in_log
+        else act
+        for act in acts
+    ]
+    wanted = {user: len(places) for user, places in expected_mailboxes(known).items()}
+    limit = asyncio.Semaphore(4)
+
+    async def read(user: str) -> tuple[Event, ...]:
+        deadline_s = time.monotonic() + DRAIN_S
+        while True:
+            async with limit:
+                try:
+                    events = (await traffic.probe(user)).events
+                except TROUBLE:
+                    if time.monotonic() > deadline_s:
+                        raise
+                    continue
+            if len(events) >= wanted.get(user, 0) or time.monotonic() > deadline_s:
+                return events
+            await asyncio.sleep(0.1)
+
+    users = [*traffic.users, *traffic.silent]
+    return dict(zip(users, await asyncio.gather(*map(read, users)), strict=True))
+
+
+async def _undrained(tier: HotTier, brokers: str) -> list[str]:
+    """I7: W of every shard reaches the end of the dispatch log."""
+    wanted = {
+        shard: end - 1 for shard, end in (await asyncio.to_thread(ends, brokers, DISPATCH)).items() if end
+    }
+
+    def behind() -> list[str]:
+        stands = tier.watermarks()
+        return [
+            f"I7: W of shard {shard} is {min(stands.get(shard, (-1,)))}, the log ends at {last}"
+            for shard, last in wanted.items()
+            if min(stands.get(shard, (-1,))) < last
+        ]
+
+    try:
+        await eventually(lambda: not behind(), DRAIN_S, "W at the end of the log")
+    except AssertionError:
+        return behind()
+    return []
+
+
+async def unarchived(directory: Path, brokers: str, outbox: list[Logged]) -> list[str]:
+    """I12: the archive watermark reaches the end of the Outbox, and every message of the run is archived."""
+    wanted = {part: end - 1 for part, end in (await asyncio.to_thread(ends, brokers, OUTBOX)).items() if end}
+    reader = RocksArchiveReader(directory, refresh_ms=0)
+
+    async def reached() -> bool:
+        try:
+            marks = [await reader.watermark(partition) for partition in wanted]
+        except QimError:
+            return False  # the archiver may be starting
+        return all(mark >= last for mark, last in zip(marks, wanted.values(), strict=True))
+
+    try:
+        await eventually(reached, DRAIN_S, "the archive to reach the end of the Outbox")
+        places = {
+            (one.message.tenant_id, one.message.conversation_id, one.message.conversation_seq): one.raw
+            for one in outbox
+        }
+        found = await reader.records(list(places))
+    except AssertionError as error:
+        return [f"I12: {error}"]
+    finally:
+        await reader.close()
+    wrong = [place for place, kept in zip(places, found, strict=True) if kept != places[place]]
+    return [f"I12: {place} is not in the archive as it is in the Outbox" for place in wrong]
+
+
+def figures(evidence: Evidence, traffic: Traffic, sampler: WatermarkSampler) -> dict[str, object]:
+    """The counts of a run, for the report."""
+    sends = [one for one in evidence.operations if one.op == "send"]
+    outcomes = Counter(one.phase for one in sends)
+    copies = Counter((one.message.conversation_id, one.message.conversation_seq) for one in evidence.outbox)
+    waits = [(one.end_ns - one.start_ns) / 1e9 for one in sends if one.phase == "ok" and one.end_ns]
+    return {
+        "seed": traffic.plan.seed,
+        "sent": len(sends),
+        "acked": outcomes["ok"],
+        "refused": outcomes["fail"],
+        "unknown": outcomes["info"],
+        "repeats": sum(one.op == "repeat" for one in evidence.operations),
+        "membership changes": traffic.counts["changes"],
+        "entries": sum(len(events) for events in evidence.mailboxes.values()),
+        "probes": traffic.counts["probes"],
+        "Outbox copies": sum(copies.values()) - len(copies),
+        "wire duplicates": sum(device.wire_duplicates for device in evidence.devices),
+        "visible duplicates": sum(device.visible_duplicates for device in evidence.devices),
+        "gaps closed by pull": sum(device.gaps for device in evidence.devices),
+        "W samples": sampler.samples,
+        "longest wait for an ack, s": round(max(waits, default=0.0), 2),
+    }
