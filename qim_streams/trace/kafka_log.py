@@ -108,6 +108,12 @@ class KafkaLogReader:
         if not left:
             return Scan(0, True)
         consumer = self._consumer = self._consumer or Consumer(self._consumer_config(), logger=log)
+        # A topic that the consumer does not know yet gets its leaders at the driver's next scan of topics,
+        # up to a second later; asking first makes it know them.
+        try:
+            consumer.list_topics(topic, timeout=self._timeout_s)
+        except KafkaException as error:
+            raise self._unavailable(error) from error
         consumer.assign([TopicPartition(topic, p, max(starts[p], begins[p])) for p in left])
         try:
             return self._consume(consumer, topic, left, visit, entries_max)
@@ -119,7 +125,7 @@ class KafkaLogReader:
     ) -> Scan:
         seen, deadline = 0, time.monotonic() + self._timeout_s
         while left and seen < entries_max and not self._stop.is_set():
-            messages = consumer.consume(min(_CONSUME_MAX, entries_max - seen), _POLL_S)
+            messages = _next_messages(consumer, min(_CONSUME_MAX, entries_max - seen))
             if messages:
                 deadline = time.monotonic() + self._timeout_s
             elif time.monotonic() > deadline:
@@ -163,6 +169,12 @@ class KafkaLogReader:
         if consumer is not None:
             consumer.close()
         self._admin = None
+
+
+def _next_messages(consumer: Consumer, most: int) -> list[Any]:
+    """What is there, at least one message unless none comes in time: `consume` alone waits to be full."""
+    first = consumer.poll(_POLL_S)
+    return [] if first is None else [first, *consumer.consume(most - 1, 0)]
 
 
 def _entry(message: Any) -> LogEntry:
