@@ -40,7 +40,7 @@ class DispatchPlace:
 
     `lanes` are the lanes of its recipients; `covered` when W of every one of them is at `offset` or
     beyond. `entries_found` of the `entries_sampled` mailboxes that were looked into have the entry.
-    `done_at_ms`: when the shard wrote that it was done, after W had moved; None when that is not known.
+    `done_at_ms`: when the shard wrote its page, after W had moved and pushes were sent; None: not known.
     """
 
     shard: int

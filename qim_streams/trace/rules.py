@@ -197,7 +197,19 @@ def _mailboxed(trace: MessageTrace) -> tuple[bool | None, int | None, str]:
     sampled = sum(place.entries_sampled for place in places)
     found = sum(place.entries_found for place in places)
     total = len(places if expected is None else expected)
-    done = [place.done_at_ms for place in places if place.done_at_ms is not None]
     detail = f"W covers it in {covered} of {total} shards; {found} of {sampled} sampled mailboxes have it"
     reached = covered == total and found == sampled
-    return reached, max(done) if reached and len(done) == total else None, detail
+    times = [mailboxed_by(place, trace.pushes) for place in places]
+    known = [at_ms for at_ms in times if at_ms is not None]
+    return reached, max(known) if reached and len(known) == total else None, detail
+
+
+def mailboxed_by(place: DispatchPlace, pushes: Sequence[PushPlace]) -> int | None:
+    """When the entries of a shard were durable and covered, at the latest.
+
+    W itself has no time. A push of the shard comes after W has moved, its page after the pushes.
+    """
+    after = [push.at_ms for push in pushes if push.mailbox_shard == place.shard]
+    if place.done_at_ms is not None:
+        after.append(place.done_at_ms)
+    return min(after, default=None)

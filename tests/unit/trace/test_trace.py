@@ -62,6 +62,19 @@ async def test_a_message_through_all_levels() -> None:
     assert trace.archive.present
 
 
+async def test_w_has_no_time_so_the_first_trace_of_it_counts() -> None:
+    """A shard's push comes after its W has moved, and its page after the push."""
+    world = World({1: [64], 4: [128]})
+    message = world.message()
+    world.commit(message, T0)
+    for shard, done in ((1, 90), (4, 40)):
+        world.dispatch(message, shard, T0 + 5)
+        await world.materialise(message, shard, T0 + done)
+    world.push(message, 1, 0, T0 + 30, devices=1)
+    trace = await trace_message(world.deps, TENANT, message.message_id)
+    assert (levels(trace)["MAILBOXED"].after_ms, levels(trace)["PUSHED"].after_ms) == (40, 30)
+
+
 async def test_the_json_form_is_plain_and_has_no_body() -> None:
     world = World(MEMBERS)
     message = await through_all_levels(world)
