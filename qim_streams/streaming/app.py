@@ -27,7 +27,6 @@ import faust
 from faust import streams as faust_streams
 from faust.app.base import BootStrategy
 from faust.sensors.monitor import Monitor
-from faust.tables.manager import TableManager
 from faust.transport.drivers import aiokafka as driver
 from mode.supervisors import CrashingSupervisor
 
@@ -37,6 +36,7 @@ from qim_streams.streaming.datadir import DataDirLock
 from qim_streams.streaming.doubt import EXIT_CONFIG, die
 from qim_streams.streaming.lanes import PartitionLanes, SourceRole
 from qim_streams.streaming.producer import LogProducer, ProducerSpec
+from qim_streams.streaming.recovery import PromptTableManager
 from qim_streams.streaming.spec import AppSpec
 from qim_streams.streaming.table import AckedTable
 from qim_streams.streaming.topics import ensure_topics_or_exit
@@ -62,16 +62,6 @@ class FailFastMonitor(Monitor):
     def on_send_error(self, producer: Any, exc: BaseException, state: Any) -> None:
         """End the process."""
         die("Faust's producer failed to send a record", exc)
-
-
-class PromptTableManager(TableManager):
-    """Faust's table manager without its first second of sleep: every table is declared at import."""
-
-    async def on_start(self) -> None:
-        """Register the tables and start recovery."""
-        if not self.should_stop:
-            await self._update_channels()
-            await self.recovery.start()
 
 
 class ExplicitBoot(BootStrategy):

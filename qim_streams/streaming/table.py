@@ -110,9 +110,12 @@ class TableStore(faust_rocksdb.Store):
                 self._close(tp.partition)
 
     async def stop(self) -> None:
-        """Close everything."""
+        """Close everything; what cannot be closed is logged, so that the rest of the stop goes on."""
         for partition in list(self._dbs):
-            self._close(partition)
+            try:
+                self._close(partition)
+            except Exception:
+                log.exception("table %s: partition %d could not be closed", self.table_name, partition)
 
     def _close(self, partition: int) -> None:
         db = self._dbs.pop(partition, None)
