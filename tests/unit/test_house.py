@@ -46,8 +46,13 @@ class Source:
 
     @property
     def tree(self) -> ast.Module:
-        """The syntax tree."""
-        return ast.parse(self.text)
+        """The syntax tree, shared: not to be changed."""
+        return _parsed(self.text)
+
+
+@cache
+def _parsed(text: str) -> ast.Module:
+    return ast.parse(text)
 
 
 @cache
@@ -169,7 +174,7 @@ def is_pure_by_name(source: Source) -> bool:
 
 def impurities(source: Source) -> list[str]:
     """Lines of code that reach for time, chance, files or the event loop (strings and comments aside)."""
-    code = ast.unparse(_without_docstrings(source.tree))
+    code = ast.unparse(_without_docstrings(ast.parse(source.text)))
     return [line.strip() for line in code.splitlines() if IMPURE.search(line)]
 
 
