@@ -4,7 +4,7 @@ One batch, in this order (each step is safe to repeat, so a kill between any two
 
 1. read the records; what cannot be read is poison;
 2. ask the archive which of the messages it holds; one with other bytes is poison;
-3. poison into the dead letters, awaited;
+3. poison into the dead letters, awaited, once for as long as the partition is ours;
 4. the new messages durable, then the watermark = offset of the batch's last record;
 5. return, which acknowledges the batch. The group's offset is a hint only: a partition starts at
    archive watermark + 1.
@@ -15,14 +15,14 @@ with InvariantViolation); a batch that cannot be stored is never acknowledged an
 Spec: §1 ARCHIVED, §3, §14.8.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from qim_streams import failpoints
 from qim_streams.archive import metrics
 from qim_streams.archive.ports import Archive
 from qim_streams.archive.rules import drop_known, read_batch
 from qim_streams.errors import InvariantViolation
-from qim_streams.log_ports import LogBatch, Poison, PoisonSink
+from qim_streams.log_ports import LogBatch, LogRecord, Poison, PoisonSink
 
 
 class HistoryArchiver:
@@ -33,17 +33,20 @@ class HistoryArchiver:
     ) -> None:
         self._topic, self._archive, self._poison, self._now_ms = outbox_topic, archive, poison, now_ms
         self._covered: dict[int, int] = {}
+        self._buried: dict[int, int] = {}  # partition -> poison up to this offset is in the dead letters
 
     async def start_position(self, partition: int) -> int:
         """The next Outbox offset to archive: archive watermark + 1, whatever the group committed."""
         watermark = await self._archive.watermark(partition)
         self._covered[partition] = watermark
+        self._buried.pop(partition, None)
         return watermark + 1
 
     async def release(self, partitions: frozenset[int]) -> None:
         """Forget partitions that were revoked: another archiver may move their watermark."""
         for partition in partitions:
             self._covered.pop(partition, None)
+            self._buried.pop(partition, None)
 
     async def handle(self, batch: LogBatch) -> None:
         """Archive a batch and publish the watermark. StoreUnavailable: nothing published, call again."""
@@ -51,10 +54,7 @@ class HistoryArchiver:
         reading = read_batch(batch.records)
         known = await self._archive.records(list(reading.messages))
         fresh = drop_known(reading, known)
-        if reading.poison:
-            await self._poison.send(
-                [Poison(self._topic, batch.partition, record, cause) for record, cause in reading.poison]
-            )
+        await self._bury(batch.partition, reading.poison)
         last = batch.records[-1].offset
         await self._archive.store(batch.partition, fresh, last)
         failpoints.hit("archiver.watermark_published")
@@ -62,6 +62,14 @@ class HistoryArchiver:
         metrics.count(len(fresh), reading.repeated, len(reading.poison))
         if reading.committed_at:
             metrics.AGE_SECONDS.observe(max(0, self._now_ms() - reading.committed_at) / 1000)
+
+    async def _bury(self, partition: int, poison: Sequence[tuple[LogRecord, str]]) -> None:
+        """Send what was not sent before: an archive that refuses writes for an hour must not multiply it."""
+        done = self._buried.get(partition, -1)
+        letters = [Poison(self._topic, partition, one, cause) for one, cause in poison if one.offset > done]
+        if letters:
+            await self._poison.send(letters)
+            self._buried[partition] = max(letter.record.offset for letter in letters)
 
     def _require_continuation(self, batch: LogBatch) -> None:
         covered = self._covered.get(batch.partition)

@@ -1,11 +1,13 @@
 """HistoryArchiver on the fake archive. Spec: §1, §3; P11, P13, I12, T-R4."""
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
 from qim_streams import failpoints
 from qim_streams.archive.memory_archive import MemoryArchive
+from qim_streams.archive.ports import ArchivedMessage
 from qim_streams.archive.service import HistoryArchiver
 from qim_streams.errors import InvariantViolation, Policy, StoreUnavailable, policy_of
 from tests.unit.archive.outbox_batches import Record, RememberedLetters, batch, message, record
@@ -102,6 +104,31 @@ async def test_an_unavailable_archive_moves_nothing_and_is_retried(
     archive.unavailable = False
     await archiver.handle(waiting)
     assert await archive.watermark(0) == 1
+
+
+async def test_retries_do_not_multiply_dead_letters(letters: RememberedLetters) -> None:
+    """I15: a full disk refuses writes and still reads; the batch is retried for as long as that takes."""
+
+    class Full(MemoryArchive):
+        full = True
+
+        async def store(self, partition: int, messages: Sequence[ArchivedMessage], watermark: int) -> None:
+            if self.full:
+                raise StoreUnavailable("no space left")
+            await super().store(partition, messages, watermark)
+
+    archive = Full()
+    archiver = HistoryArchiver(OUTBOX, archive, letters, now_ms=lambda: 0)
+    await archiver.start_position(0)
+    waiting = batch([Record(b"k", b"junk", 0), record(1, message(1)), Record(b"k", b"junk", 2)])
+    for _ in range(5):
+        with pytest.raises(StoreUnavailable):
+            await archiver.handle(waiting)
+    archive.full = False
+    await archiver.handle(waiting)
+    await archiver.handle(batch([Record(b"k", b"junk", 3)]))
+    assert [offset for offset, _ in letters.letters] == [0, 2, 3]
+    assert await archive.watermark(0) == 3
 
 
 async def test_failed_dead_letters_hold_the_watermark(archive: MemoryArchive) -> None:
