@@ -256,6 +256,9 @@ def _options(spec: AppSpec) -> dict[str, Any]:
         "topic_allow_declare": False,
         "topic_disable_leader": True,
         "recovery_consistency_check": True,
+        # The assignor compares this with what an earlier process of the same static member said, and
+        # refuses the assignment when it differs: it must not depend on a port that was free today.
+        "canonical_url": f"http://worker.invalid/{spec.instance_id}" if spec.instance_id else None,
         # web
         "web_enabled": spec.web_enabled,
         "web_bind": spec.web_bind,
