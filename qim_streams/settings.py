@@ -147,6 +147,9 @@ class Settings(BaseSettings):
         ge=1,
         le=limits.WRITEBATCH_ENTRIES_MAX,
     )
+    mailbox_entries_max: int = _setting(
+        10_000, "streams", "entries a mailbox keeps; older ones are trimmed, their readers rebuild", ge=4_000
+    )
     bitmap_cache_max: int = _setting(4_096, "streams", "member bitmaps kept per worker", ge=16)
     body_cache_max: int = _setting(20_000, "streams", "recent bodies kept per worker", ge=16)
 

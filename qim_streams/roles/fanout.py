@@ -23,10 +23,11 @@ from qim_streams.streaming.lanes import PartitionLanes, SourceRole
 from qim_streams.streaming.spec import AppSpec
 from qim_streams.streaming.table import AckedTable
 from qim_streams.streaming.web import add_standard_pages
+from tables import conversation_progress
+from tables.views import add_table_views
 
 ROLE = "fanout-coordinator"
 OUTBOX_TOPIC, DISPATCH_TOPIC = "qim.outbox.v1", "qim.dispatch.v1"
-PROGRESS_TABLE = "conversation_progress"
 
 
 class FanoutWorker(NamedTuple):
@@ -43,7 +44,7 @@ def build_fanout(settings: Settings | None = None) -> FanoutWorker:
     declared = topics.load()
     resolved = declared.resolve_for(settings)
     app = build_app(AppSpec.from_settings(settings, ROLE, [OUTBOX_TOPIC], declared))
-    table = app.acked_table(PROGRESS_TABLE, settings.outbox_partitions, "W of each Outbox partition")
+    table = conversation_progress.declare(app, settings.outbox_partitions)
     redis = connect(settings)
     service = FanoutCoordinator(
         OUTBOX_TOPIC,
@@ -64,4 +65,5 @@ def build_fanout(settings: Settings | None = None) -> FanoutWorker:
     app.add_resource(redis.ping, redis.aclose)
     lanes = app.add_source(OUTBOX_TOPIC, SourceRole(service.start_position, service.handle))
     add_standard_pages(app)
+    add_table_views(app, [(conversation_progress.VIEW, table, settings.outbox_partitions)])
     return FanoutWorker(app, lanes, table)

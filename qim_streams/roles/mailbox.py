@@ -36,10 +36,11 @@ from qim_streams.streaming.lanes import PartitionLanes, SourceRole
 from qim_streams.streaming.spec import AppSpec
 from qim_streams.streaming.table import AckedTable
 from qim_streams.streaming.web import add_standard_pages
+from tables import dispatch_progress, lane_watermarks
+from tables.views import add_table_views
 
 ROLE = "mailbox-node"
 DISPATCH_TOPIC, PRESENCE_TOPIC, PUSH_TOPIC = "qim.dispatch.v1", "qim.presence.v1", "qim.push.v1"
-PROGRESS_TABLE, WATERMARK_TABLE = "dispatch_progress", "lane_watermarks"
 
 
 class MailboxWorker(NamedTuple):
@@ -71,7 +72,8 @@ class _MailboxRole:
         self._boot = Boot.take(settings.state_dir, self._name)
         self._redis = connect(settings)
         place = partial(partition_of, settings.outbox_partitions)
-        leases, store = RedisLeaseStore(self._redis), RedisMailboxStore(self._redis)
+        leases = RedisLeaseStore(self._redis)
+        store = RedisMailboxStore(self._redis, mailbox_entries_max=settings.mailbox_entries_max)
         terms = LeaseTerms(
             self._name, self._boot.number, self._name, settings.lease_ttl_ms, settings.lease_renew_ms
         )
@@ -130,8 +132,7 @@ def build_mailbox(settings: Settings | None = None) -> MailboxWorker:
     settings = settings or load_settings()
     app = build_app(AppSpec.from_settings(settings, ROLE, [DISPATCH_TOPIC], topics.load()))
     shards = settings.mailbox_shards
-    progress = app.acked_table(PROGRESS_TABLE, shards, "which dispatches are done, a page per batch")
-    watermarks = app.acked_table(WATERMARK_TABLE, shards, "W[64 lanes] of each MailboxShard")
+    progress, watermarks = dispatch_progress.declare(app, shards), lane_watermarks.declare(app, shards)
     role = _MailboxRole(settings, app, progress, watermarks)
     app.add_resource(role.open, role.close)
 
@@ -144,4 +145,7 @@ def build_mailbox(settings: Settings | None = None) -> MailboxWorker:
         ),
     )
     add_standard_pages(app)
+    add_table_views(
+        app, [(dispatch_progress.VIEW, progress, shards), (lane_watermarks.VIEW, watermarks, shards)]
+    )
     return MailboxWorker(app, lanes, progress, watermarks)
