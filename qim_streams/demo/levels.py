@@ -34,7 +34,7 @@ class TraceProbe:
             await asyncio.sleep(STEP_S)
 
     def _note(self, trace: MessageTrace) -> None:
-        """Remember each level's time; one without a record of its own (the archive) counts when first seen."""
+        """Remember each level's time; one without a record of its own (the archive) counts when seen."""
         for level in trace.levels:
             if level.reached and trace.message is not None:
                 seen_ms = self._now_ms() - trace.message.committed_at
