@@ -28,8 +28,8 @@ env: $(VENV)/.ready ## make the Python environment
 demo: $(VENV)/.ready ## start everything, play real conversations through every level, check, stop
 	@$(BIN)/qim demo --state-dir $(STATE)/demo
 
-up: $(VENV)/.ready ## start everything and stay up (Ctrl-C stops)
-	@$(BIN)/qim up --state-dir $(STATE)/up
+up: $(VENV)/.ready ## start everything and stay up, with the web views on loopback (Ctrl-C stops)
+	@$(BIN)/qim up --web --state-dir $(STATE)/up
 
 down: $(VENV)/.ready ## stop what `make up` started
 	@$(BIN)/qim down --state-dir $(STATE)/up
