@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 
 _POLL_S = 0.25  # longest wait of one fetch; a change of the wanted partitions is seen after it
 _POLL_PRESSED_S = 0.02  # the same while some lanes are full
+_BRANCHES = ("delivered", "stale", "early", "behind", "ahead", "hole", "lost")
 _IDLE_S = 0.01  # pause when nothing may be fetched
 _COMMIT_TIMEOUT_S = 5.0
 _WATCH_INTERVAL_S = 1.0
@@ -396,6 +397,3 @@ class StreamConsumer(driver.Consumer):
             )
             for tp in tps
         ]
-
-
-_BRANCHES = ("delivered", "stale", "early", "behind", "ahead", "hole", "lost")

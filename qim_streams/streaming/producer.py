@@ -190,11 +190,14 @@ class LogProducer:
         self.check(records)
         return self._submit(records, self._measure(records))
 
-    def _measure(self, records: Sequence[OutgoingRecord]) -> int:
+    def _require_usable(self) -> None:
         if self._fatal is not None:
             raise ProducerFatalError(f"the producer failed for good: {self._fatal}")
         if self._producer is None or self._stopping:
             raise LogAppendError("the producer is not running", Outcome.NOT_APPLIED)
+
+    def _measure(self, records: Sequence[OutgoingRecord]) -> int:
+        self._require_usable()
         total, limit = 0, self.spec.record_bytes_max
         for record in records:
             size = len(record.value or b"") + len(record.key or b"")
@@ -229,8 +232,8 @@ class LogProducer:
         self._bytes -= nbytes
 
     def _submit(self, records: Sequence[OutgoingRecord], nbytes: int) -> "asyncio.Future[list[int]]":
-        if self._loop is None or self._producer is None:
-            raise LogAppendError("the producer is not running", Outcome.NOT_APPLIED)
+        self._require_usable()  # again: it may have been closed while a caller waited for room
+        assert self._loop is not None
         future: asyncio.Future[list[int]] = self._loop.create_future()
         if not records:
             future.set_result([])

@@ -1,0 +1,282 @@
+"""Lanes: order, acknowledgement, gaps, retries, stop (T-A1, T-A2)."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from qim_streams.errors import RecordError, StoreUnavailable
+from qim_streams.streaming.lanes import PartitionLanes, SourceBatch, SourceRole
+from qim_streams.streaming.spec import SourceSpec
+from tests.unit.streaming.fakes import Died, chunk, event, settle, spec
+
+Handle = Callable[[SourceBatch], Awaitable[None]]
+
+
+async def _zero(_: int) -> int:
+    return 0
+
+
+def lanes_with(handle: Handle, *, compacted: bool = False, **changes: object) -> PartitionLanes:
+    """Lanes of source `in` with a handler."""
+    return PartitionLanes(
+        spec(**changes), SourceSpec("in", 4, compacted=compacted), SourceRole(_zero, handle)
+    )
+
+
+def deadline(seconds: float = 5.0) -> float:
+    return asyncio.get_running_loop().time() + seconds
+
+
+async def test_batches_are_contiguous_and_acked_in_order() -> None:
+    batches: list[SourceBatch] = []
+    acks: list[int] = []
+
+    async def handle(batch: SourceBatch) -> None:
+        batches.append(batch)
+
+    lanes = lanes_with(handle)
+    lanes.open(0, 1, 10, 9)
+    for first in (10, 15, 20):
+        lanes.offer(event(chunk(first, first + 4), acks))
+    await settle(lambda: len(acks) == 3)
+    assert acks == [14, 19, 24]
+    assert [r.offset for batch in batches for r in batch.records] == list(range(10, 25))
+    previous = 9
+    for batch in batches:
+        assert batch.previous_offset == previous
+        previous = batch.last_offset
+    await lanes.stop(deadline())
+
+
+async def test_what_is_queued_comes_in_one_batch_up_to_the_bound() -> None:
+    sizes: list[int] = []
+    gate = asyncio.Event()
+
+    async def handle(batch: SourceBatch) -> None:
+        sizes.append(len(batch.records))
+        await gate.wait()
+
+    lanes = lanes_with(handle, batch_records_max=12)
+    lanes.open(0, 1, 0, -1)
+    for first in range(0, 30, 5):
+        lanes.offer(event(chunk(first, first + 4)))
+    await settle(lambda: sizes)
+    gate.set()
+    await settle(lambda: sum(sizes) == 30)
+    assert sizes == [10, 10, 10]
+    await lanes.stop(deadline())
+
+
+@pytest.mark.parametrize("at", [11, 16])
+async def test_a_chunk_that_does_not_continue_ends_the_process(at: int, exits: list[int]) -> None:
+    """The alarm for a record lost between the broker and the lane."""
+
+    async def handle(batch: SourceBatch) -> None:
+        await asyncio.Event().wait()
+
+    lanes = lanes_with(handle)
+    lanes.open(0, 1, 10, 9)
+    lanes.offer(event(chunk(10, 14)))
+    with pytest.raises(Died):
+        lanes.offer(event(chunk(at, at + 4)))
+    assert exits == [70]
+    lanes._lanes[0].closed = True
+
+
+async def test_a_hole_needs_its_proof(exits: list[int]) -> None:
+    """H6, T-B3: offsets may be missing in the log; the first of a chunk only with proof."""
+    seen: list[int] = []
+
+    async def handle(batch: SourceBatch) -> None:
+        seen.extend(record.offset for record in batch.records)
+
+    lanes = lanes_with(handle)
+    lanes.open(0, 1, 10, 9)
+    lanes.offer(event(chunk(12, 14, at=10, proved=True)))
+    await settle(lambda: seen == [12, 13, 14])
+    with pytest.raises(Died):
+        lanes.offer(event(chunk(17, 18, at=15)))
+    assert exits == [70]
+    await lanes.stop(deadline())
+
+
+async def test_a_compacted_source_has_honest_holes() -> None:
+    seen: list[int] = []
+
+    async def handle(batch: SourceBatch) -> None:
+        seen.append(batch.first_offset)
+
+    lanes = lanes_with(handle, compacted=True)
+    lanes.open(0, 1, 0, -1)
+    lanes.offer(event(chunk(40, 44, at=0)))
+    await settle(lambda: seen == [40])
+    await lanes.stop(deadline())
+
+
+async def test_chunks_of_another_assignment_are_dropped_unacked() -> None:
+    acks: list[int] = []
+
+    async def handle(batch: SourceBatch) -> None:
+        raise AssertionError("must not be handled")
+
+    lanes = lanes_with(handle)
+    lanes.offer(event(chunk(0, 4), acks))
+    lanes.open(0, 2, 0, -1)
+    lanes.offer(event(chunk(0, 4, epoch=1), acks))
+    await lanes.stop(deadline())
+    lanes.offer(event(chunk(0, 4, epoch=2), acks))
+    assert acks == []
+
+
+async def test_a_handler_error_ends_the_process_and_acks_nothing(exits: list[int]) -> None:
+    """T-A1: not acked, not skipped."""
+    acks: list[int] = []
+
+    async def handle(batch: SourceBatch) -> None:
+        raise RecordError("a poison record that the role let through")
+
+    lanes = lanes_with(handle)
+    lanes.open(0, 1, 0, -1)
+    lanes.offer(event(chunk(0, 4), acks))
+    task = lanes._lanes[0].task
+    assert task is not None
+    with pytest.raises(Died):
+        await task
+    assert (exits, acks) == ([70], [])
+
+
+async def test_transient_errors_are_retried_in_place() -> None:
+    """T-A2: same batch, not acked meanwhile, then on."""
+    calls: list[int] = []
+    acks: list[int] = []
+
+    async def handle(batch: SourceBatch) -> None:
+        calls.append(batch.first_offset)
+        if len(calls) < 3:
+            assert acks == []
+            raise StoreUnavailable("down")
+
+    lanes = lanes_with(handle, retry_delay_max_s=0.001)
+    lanes.open(0, 1, 0, -1)
+    lanes.offer(event(chunk(0, 4), acks))
+    lanes.offer(event(chunk(5, 9), acks))
+    await settle(lambda: acks == [4, 9], turns=100_000)
+    assert calls == [0, 0, 0]
+    await lanes.stop(deadline())
+
+
+async def test_retries_have_a_bound(exits: list[int]) -> None:
+    async def handle(batch: SourceBatch) -> None:
+        raise StoreUnavailable("down for good")
+
+    lanes = lanes_with(handle, retry_total_s=0.0)
+    lanes.open(0, 1, 0, -1)
+    lanes.offer(event(chunk(0, 4)))
+    task = lanes._lanes[0].task
+    assert task is not None
+    with pytest.raises(Died):
+        await task
+    assert exits == [70]
+
+
+async def test_a_stop_ends_the_wait_of_a_retry_without_ack() -> None:
+    acks: list[int] = []
+    tried = asyncio.Event()
+
+    async def handle(batch: SourceBatch) -> None:
+        tried.set()
+        raise StoreUnavailable("down")
+
+    lanes = lanes_with(handle, retry_delay_max_s=3600.0, retry_total_s=3600.0)
+    lanes.open(0, 1, 0, -1)
+    lanes.offer(event(chunk(0, 4), acks))
+    await tried.wait()
+    await asyncio.wait_for(lanes.stop(deadline(30)), 30)
+    assert acks == []
+
+
+async def test_a_stop_lets_the_batch_in_flight_end_and_drops_the_rest() -> None:
+    acks: list[int] = []
+    gate, started = asyncio.Event(), asyncio.Event()
+
+    async def handle(batch: SourceBatch) -> None:
+        started.set()
+        await gate.wait()
+
+    lanes = lanes_with(handle, batch_records_max=5)
+    lanes.open(0, 1, 0, -1)
+    lanes.offer(event(chunk(0, 4), acks))
+    await started.wait()
+    lanes.offer(event(chunk(5, 9), acks))
+    stopping = asyncio.ensure_future(lanes.stop(deadline()))
+    await asyncio.sleep(0)
+    gate.set()
+    await stopping
+    assert acks == [4]
+
+
+async def test_a_batch_that_outlasts_the_deadline_ends_the_process(exits: list[int]) -> None:
+    """T-B2: the rebalance has one deadline; a batch of unknown outcome may not be left running."""
+    started = asyncio.Event()
+
+    async def handle(batch: SourceBatch) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    lanes = lanes_with(handle)
+    lanes.open(0, 1, 0, -1)
+    lanes.offer(event(chunk(0, 4)))
+    await started.wait()
+    with pytest.raises(Died):
+        await lanes.stop(deadline(0.01))
+    assert exits == [70]
+
+
+async def test_a_full_lane_is_named_until_it_has_room() -> None:
+    gate = asyncio.Event()
+
+    async def handle(batch: SourceBatch) -> None:
+        await gate.wait()
+
+    lanes = lanes_with(handle, batch_records_max=5, lane_records_max=15)
+    lanes.open(0, 1, 0, -1)
+    lanes.open(1, 1, 0, -1)
+    for first in (0, 5, 10):
+        lanes.offer(event(chunk(first, first + 4)))
+    assert lanes.full == {0}
+    assert lanes.queued(0) == 15
+    gate.set()
+    await settle(lambda: not lanes.full)
+    assert lanes.queued(1) == 0
+    await lanes.stop(deadline())
+
+
+async def test_lanes_do_not_wait_for_each_other() -> None:
+    """A slow partition holds up no other one (T-W2)."""
+    acks: list[int] = []
+
+    async def handle(batch: SourceBatch) -> None:
+        if batch.partition == 0:
+            await asyncio.Event().wait()
+
+    lanes = lanes_with(handle)
+    lanes.open(0, 1, 0, -1)
+    lanes.open(1, 1, 0, -1)
+    lanes.offer(event(chunk(0, 4)))
+    lanes.offer(event(chunk(0, 4), acks, partition=1))
+    await settle(lambda: acks == [4])
+    for lane in lanes._lanes.values():
+        lane.closed = True
+        assert lane.task is not None
+        lane.task.cancel()
+
+
+async def test_a_lane_opens_once(exits: list[int]) -> None:
+    async def handle(batch: SourceBatch) -> None: ...
+
+    lanes = lanes_with(handle)
+    lanes.open(0, 1, 0, -1)
+    with pytest.raises(Died):
+        lanes.open(0, 1, 0, -1)
+    await lanes.stop(deadline())
