@@ -12,7 +12,7 @@ Spec: §2.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 RESERVE_MS = 5_000  # how far a restarted clock may be ahead of the wall clock
 REFILL_MS = 2_500
+Offload = Callable[[Callable[[int], None], int], Awaitable[None]]
 
 
 class ClockBound(Protocol):
@@ -65,8 +66,11 @@ class FileClockBound:
 class ReservedClock:
     """The clock of a process. `now_ms` is the wall clock; `node` a random u64, new at each boot."""
 
-    def __init__(self, bound: ClockBound, node: int, now_ms: Callable[[], int]) -> None:
-        self._bound, self._now_ms = bound, now_ms
+    def __init__(
+        self, bound: ClockBound, node: int, now_ms: Callable[[], int], offload: Offload = asyncio.to_thread
+    ) -> None:
+        """`offload` runs the blocking store of a bound."""
+        self._bound, self._now_ms, self._offload = bound, now_ms, offload
         self._clock = HybridClock(node=node, millis=bound.load())
         self._turn = asyncio.Lock()
         self._refill: asyncio.Task[None] | None = None
@@ -93,12 +97,12 @@ class ReservedClock:
         if self._refill is not None:
             await self._refill
         async with self._turn:
-            await asyncio.to_thread(self._bound.store, self._clock.millis + 1)
+            await self._offload(self._bound.store, self._clock.millis + 1)
 
     async def _reserve(self) -> None:
         async with self._turn:
             bound_ms = max(self._now_ms(), self._clock.millis) + RESERVE_MS
-            await asyncio.to_thread(self._bound.store, bound_ms)
+            await self._offload(self._bound.store, bound_ms)
             self._clock.reserve(bound_ms)
 
     async def _reserve_quietly(self) -> None:

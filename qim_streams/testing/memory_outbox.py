@@ -1,17 +1,36 @@
-"""The Outbox and the change log in memory, with acknowledgements under the test's control.
+"""The Outbox and the change log in memory, with the broker under the test's control.
 
-Records lie in `log` from the call on, as they would in a broker that has them and whose answer is under way.
-`hold` keeps acknowledgements back until `acknowledge`; with `dead` nothing more arrives, as for a producer
-that died with records in its buffer.
+A call is handed over, then its records arrive in `log`, then it is acknowledged. By default all of that
+happens at once. `hold` stops it: `ARRIVED` keeps acknowledgements back (the broker has the records, its
+answer is under way), `BUFFERED` keeps the records back too (they are in the producer's memory and die with
+it). With `dead` nothing moves any more, as for a producer whose process is gone.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
 
 from qim_streams.commit.ports import OutboxAppend
 from qim_streams.errors import LogAppendError, Outcome
 from qim_streams.membership.ports import MembershipRow
+
+
+class Hold(Enum):
+    """How far a call gets by itself."""
+
+    NONE = "none"
+    ARRIVED = "arrived"
+    BUFFERED = "buffered"
+
+
+@dataclass(slots=True)
+class _Call:
+    future: "asyncio.Future[list[int]]"
+    records: Sequence[OutboxAppend]
+    offsets: list[int] = field(default_factory=list)
+    arrived: bool = False
 
 
 class MemoryOutbox:
@@ -19,44 +38,51 @@ class MemoryOutbox:
 
     def __init__(self, log: list[OutboxAppend]) -> None:
         self.log = log
-        self.hold = False
+        self.hold = Hold.NONE
         self.dead = False
         self.full = 0  # calls to refuse
-        self._held: deque[tuple[asyncio.Future[list[int]], list[int]]] = deque()
+        self._calls: deque[_Call] = deque()
 
     @property
     def unacknowledged(self) -> int:
         """Calls whose acknowledgement is held back."""
-        return len(self._held)
+        return len(self._calls)
 
     def append(self, records: Sequence[OutboxAppend]) -> Awaitable[list[int]]:
         """See the port."""
         if self.full:
             self.full -= 1
             raise LogAppendError("memory: full", Outcome.NOT_APPLIED)
-        future: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
-        if self.dead:
-            return future  # never answered: its process is gone
-        offsets = list(range(len(self.log), len(self.log) + len(records)))
-        self.log.extend(records)
-        self._held.append((future, offsets))
-        if not self.hold:
+        call = _Call(asyncio.get_running_loop().create_future(), records)
+        self._calls.append(call)
+        if self.hold is Hold.ARRIVED:
+            self.arrive()
+        elif self.hold is Hold.NONE:
             self.acknowledge()
-        return future
+        return call.future
+
+    def arrive(self, count: int | None = None) -> None:
+        """Let the records of the oldest `count` calls that are buffered arrive (all when None)."""
+        for call in list(self._calls)[:count]:
+            if not call.arrived and not self.dead:
+                call.arrived = True
+                call.offsets = list(range(len(self.log), len(self.log) + len(call.records)))
+                self.log.extend(call.records)
 
     def acknowledge(self, count: int | None = None) -> None:
-        """Acknowledge the oldest `count` calls that are held back (all when None)."""
-        for _ in range(len(self._held) if count is None else min(count, len(self._held))):
-            future, offsets = self._held.popleft()
-            if not future.done():
-                future.set_result(offsets)
+        """Let the oldest `count` calls arrive and acknowledge them (all when None)."""
+        self.arrive(count)
+        for call in [] if self.dead else list(self._calls)[:count]:
+            self._calls.popleft()
+            if not call.future.done():
+                call.future.set_result(call.offsets)
 
     def fail(self) -> None:
         """Fail what is held back with an unknown outcome."""
-        while self._held:
-            future, _ = self._held.popleft()
-            if not future.done():
-                future.set_exception(LogAppendError("memory: not acknowledged", Outcome.UNKNOWN))
+        while self._calls:
+            call = self._calls.popleft()
+            if not call.future.done():
+                call.future.set_exception(LogAppendError("memory: not acknowledged", Outcome.UNKNOWN))
 
 
 class MemoryMembershipLog:

@@ -91,7 +91,7 @@ class WriterRig:
         self.directory: OrdinalDirectory = directory or MemoryOrdinalDirectory(tier)
         self.leases: LeaseStore = leases or MemoryLeaseStore(tier)
         self.snapshots = MemberSnapshots(reader or fake)
-        self.clock = ReservedClock(bound or MemoryClockBound(), boot, now_ms)
+        self.clock = ReservedClock(bound or MemoryClockBound(), boot, now_ms, _at_once)
         limits = GroupLimits(mailbox_shards, members_max, version_retention_ms=1_000_000)
         around = Surroundings(now_ms, self._token, self._die, self._no_sleep)
         self.changes = ChangeWriter(self.membership, reader or fake, self.change_log, limits, around)
@@ -153,3 +153,7 @@ class WriterRig:
 
     async def _no_sleep(self, _seconds: float) -> None:
         await asyncio.sleep(0)
+
+
+async def _at_once(store: Callable[[int], None], bound_ms: int) -> None:
+    store(bound_ms)
