@@ -15,6 +15,7 @@ from qim_streams.client.pulls import Part, RangePull, Stretch
 from qim_streams.wire.frames import Error, MailboxBatch
 
 GAP_GRACE_MAX_MS = 10_000
+WEAK_GRACE_MS = 3_000
 RETRY_BASE_MS = 200
 RETRY_CAP_MS = 10_000
 
@@ -117,14 +118,17 @@ class Coverage:
         if again or (has_gap and self.known_w > self.pulled_to):
             self._start(now_ms)
 
-    def watch_gap(self, has_gap: bool, is_full: bool, now_ms: int) -> None:
-        """Note whether an event waits for another; if so a pull becomes due after a grace time."""
+    def watch_gap(self, has_gap: bool, weak: bool, is_full: bool, now_ms: int) -> None:
+        """Note whether an event waits for another; if so a pull becomes due after a grace time.
+
+        `weak`: only own messages wait, most likely for pushes that are on their way.
+        """
         if not has_gap:
             self._gap_due_ms, self._grace_ms = 0, self._grace_start_ms
-        elif is_full:
-            self._gap_due_ms = now_ms
-        elif self._gap_due_ms == 0:
-            self._gap_due_ms = now_ms + self._grace_ms
+            return
+        grace = 0 if is_full else max(self._grace_ms, WEAK_GRACE_MS) if weak else self._grace_ms
+        due_ms = now_ms + grace
+        self._gap_due_ms = min(self._gap_due_ms, due_ms) if self._gap_due_ms else due_ms
 
     @property
     def watches_gap(self) -> bool:

@@ -72,6 +72,7 @@ class Inbox:
         self.counters = Counters()
         self.covered = -1  # everything up to this mailbox_seq was pulled: holes below are proven
         self.held = 0
+        self.held_pushed = 0  # of them: pushed events; what is before them should have come
         self._lines = {name: _Line(last) for name, last in (positions or {}).items()}
         self._recent: set[bytes] = set()
         self._older: set[bytes] = set()
@@ -145,7 +146,7 @@ class Inbox:
         """Forget what is held: it lies above the cursor and comes again by pull."""
         for line in self._lines.values():
             line.held.clear()
-        self.held = 0
+        self.held = self.held_pushed = 0
 
     def restart_at(self, covered: int) -> None:
         """Pulls go on from `covered`, possibly in the numbers of another shard."""
@@ -153,7 +154,11 @@ class Inbox:
 
     @property
     def has_gap(self) -> bool:
-        """Whether an event waits for one that did not come."""
+        """Whether an event waits for one that did not come.
+
+        Own messages alone are a weaker sign (`held_pushed` is 0): their ack overtakes the pushes of
+        what others sent just before.
+        """
         return self.held > 0
 
     @property
@@ -174,8 +179,7 @@ class Inbox:
         if seq > line.last:
             self._advance(line, seq, shown)
             if seq in line.held:  # the pull was faster than what it waited for
-                del line.held[seq]
-                self.held -= 1
+                self._unhold(line, seq)
             if self._knows(event.event_id):  # own message that is not to be shown
                 self.counters.wire_duplicates += 1
             else:
@@ -212,8 +216,7 @@ class Inbox:
             self._let_go(line, line.last, shown)
 
     def _let_go(self, line: _Line, seq: int, shown: list[Event]) -> None:
-        event = line.held.pop(seq)
-        self.held -= 1
+        event = self._unhold(line, seq)
         if event is not None and not self._knows(event.event_id):
             self._show(event, shown)
 
@@ -221,11 +224,17 @@ class Inbox:
         if seq in line.held:
             self._count_repeat(line.held[seq], event)
             return
-        if not line.held:
-            self.counters.gaps += 1
+        self.counters.gaps += _is_pushed(event) and not self.held_pushed
         if not self.is_full:  # beyond the bound it is dropped like a lost push: the pull brings it
             line.held[seq] = event
             self.held += 1
+            self.held_pushed += _is_pushed(event)
+
+    def _unhold(self, line: _Line, seq: int) -> Event | None:
+        event = line.held.pop(seq)
+        self.held -= 1
+        self.held_pushed -= _is_pushed(event)
+        return event
 
     def _count_repeat(self, first: Event | None, second: Event | None) -> None:
         if first is None or second is None or first.event_id == second.event_id:
@@ -255,3 +264,7 @@ class Inbox:
         if len(self._recent) >= self._ids_remembered:
             self._forgets = self._forgets or bool(self._older)
             self._older, self._recent = self._recent, set()
+
+
+def _is_pushed(event: Event | None) -> bool:
+    return event is not None and event.mailbox_seq >= 0

@@ -323,8 +323,9 @@ class Session:
         self.checkpoint()
 
     def _watch_gap(self) -> None:
-        if self.inbox.held or self.coverage.watches_gap:
-            self.coverage.watch_gap(self.inbox.has_gap, self.inbox.is_full, self._now_ms)
+        inbox = self.inbox
+        if inbox.held or self.coverage.watches_gap:
+            self.coverage.watch_gap(inbox.has_gap, not inbox.held_pushed, inbox.is_full, self._now_ms)
 
     # -- sends, calls, errors
 

@@ -69,6 +69,7 @@ def test_inbox_shows_everything_once_in_order_whatever_the_pushes_do(seed: int) 
                 inbox.disconnected()
     counters = inbox.counters
     assert (counters.visible_duplicates, counters.reordered, inbox.held) == (0, 0, 0), f"seed {seed}"
+    assert inbox.held_pushed == 0
     assert sorted(one.event_id for one in shown) == sorted(one.event_id for one in mailbox), f"seed {seed}"
     lines: dict[str, list[int]] = defaultdict(list)
     for one in shown:
@@ -293,19 +294,20 @@ def test_coverage_pulls_a_gap_after_its_grace_and_then_less_often() -> None:
     coverage = Coverage(gap_grace_ms=10, checkpoint_events=0, checkpoint_interval_ms=0)
     coverage.restart(0, 0)
     coverage.heard(7, 1)
-    coverage.watch_gap(True, False, 100)
+    coverage.watch_gap(True, True, False, 90)  # weak: later
+    coverage.watch_gap(True, False, False, 100)
     coverage.tick(105)
     assert not coverage.is_pulling
     coverage.tick(110)
     (part,) = coverage.requests(110)
     coverage.answer(part, batch(7, 7), 111)
     coverage.ended(True, 111)
-    coverage.watch_gap(True, False, 111)
+    coverage.watch_gap(True, False, False, 111)
     coverage.tick(120)
     assert not coverage.is_pulling
     coverage.tick(130)
     assert coverage.is_pulling
-    coverage.watch_gap(False, False, 131)
+    coverage.watch_gap(False, True, False, 131)
     assert not coverage.watches_gap
 
 
