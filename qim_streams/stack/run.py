@@ -21,6 +21,7 @@ from qim_streams.embedded.redis_server import AppendFsync
 from qim_streams.embedded.roles import Ready, RestartPolicy, RoleSpec
 from qim_streams.embedded.stack import BrokerKind, EmbeddedStack
 from qim_streams.embedded.supervisor import Supervisor
+from qim_streams.errors import ConfigError, StoreUnavailable
 from qim_streams.settings import Settings, load_settings
 from qim_streams.stack import plan, secrets
 from qim_streams.streaming import topics
@@ -145,14 +146,24 @@ def _with_topics(spec: RoleSpec, settings: Settings) -> RoleSpec:
     def ready() -> bool:
         if callable(inner) and not inner():
             return False
-        _apply_topics(settings)
+        try:
+            _apply_topics(settings)
+        except ConfigError as error:
+            if error.__cause__ is None:
+                raise
+            # It answered and then did not (killed again, frozen): not ready yet, no reason to give up.
+            raise StoreUnavailable(str(error)) from error
         return True
 
     return replace(spec, ready=ready)
 
 
 def _apply_topics(settings: Settings) -> None:
-    topics.apply(topics.admin_client(settings.brokers), topics.load().resolve_for(settings))
+    """Create missing topics. ConfigError names the broker; it has a cause when the broker is to blame."""
+    try:
+        topics.apply(topics.admin_client(settings.brokers), topics.load().resolve_for(settings))
+    except ConfigError as error:
+        raise ConfigError(f"broker {settings.brokers}: {error}") from error.__cause__
 
 
 def _choose_ports(names: list[str]) -> dict[str, int]:

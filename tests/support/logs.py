@@ -74,7 +74,7 @@ def read_topic(brokers: str, topic: str) -> Iterator[Message]:
             at, deadline_s = 0, time.monotonic() + READ_S
             while at < end:
                 _until(deadline_s, f"{topic} {number} was read to {at} of {end}")
-                for record in consumer.consume(500, timeout=0.5):
+                for record in consumer.consume(min(500, end - at), timeout=0.5):
                     if record.error() is None and record.offset() < end:
                         yield record
                         at = record.offset() + 1

@@ -222,12 +222,15 @@ class Traffic:
             except TROUBLE:
                 self.counts["probes_failed"] += 1  # the stack is being broken
 
-    async def probe(self, user: str) -> Probe:
-        """Read a whole mailbox with a new device; WireError and the like when that does not work now."""
-        limit = self.random.choice((1, 7, 50, 1_000))
+    async def probe(self, user: str, limit: int | None = None) -> Probe:
+        """Read a whole mailbox with a new device; WireError and the like when that does not work now.
+
+        `limit`: entries per pull; None: by chance.
+        """
+        limit = limit or self.random.choice((20, 50, 200, 1_000))
         async with WireClient(self.address.require_url(), self.address.token(user), "probe") as client:
             auth = await client.auth()
-            pulled = await pull_range(client, auth.trim_watermark, auth.sync_to_seq, max(limit, 7))
+            pulled = await pull_range(client, auth.trim_watermark, auth.sync_to_seq, limit)
             await client.sync_complete(auth.sync_to_seq)
         self.problems.extend(pulled.problems)
         probe = Probe(user, auth.trim_watermark, auth.sync_to_seq, tuple(pulled.events))

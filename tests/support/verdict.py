@@ -29,6 +29,7 @@ from tests.support.watermark_sampler import WatermarkSampler
 
 DRAIN_S = 90.0
 SHOWN_MAX = 20
+READ_ENTRIES = 300  # per pull of the last reading
 
 
 @dataclass(slots=True)
@@ -42,6 +43,19 @@ class Verdict:
         """Fail with the first problems, if there are any."""
         shown = "\n".join(self.problems[:SHOWN_MAX])
         assert not self.problems, f"{len(self.problems)} problems, figures {self.figures}:\n{shown}"
+
+
+class Stopwatch:
+    """How long the steps took, in seconds."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, object] = {}
+        self._at_s = time.monotonic()
+
+    def lap(self, name: str) -> None:
+        """A step is done."""
+        now_s = time.monotonic()
+        self.laps[name], self._at_s = round(now_s - self._at_s, 2), now_s
 
 
 def start_traffic(stack: StackProcess, plan: Plan, directory: Path) -> Traffic:
@@ -60,11 +74,14 @@ async def verdict_on(
     traffic: Traffic, stack: StackProcess, sampler: WatermarkSampler, directory: Path
 ) -> Verdict:
     """Heal, drain, read everything to its end, and judge. The stack must be whole again."""
+    clock = Stopwatch()
     await traffic.settle()
+    clock.lap("settle, s")
     brokers, tenant, run = stack.client["brokers"], traffic.address.require_tenant(), traffic.plan.run
     with closing(HotTier(stack.client["redis_url"])) as tier:
         await eventually(lambda: _no_pending(tier), DRAIN_S, "every reserved message to be confirmed")
         outbox = await asyncio.to_thread(read_outbox, brokers, tenant, f"{run}.")
+        clock.lap("read the Outbox, s")
         traffic.history.mark("measure")
         evidence = Evidence(
             tenant,
@@ -75,6 +92,7 @@ async def verdict_on(
             probes=traffic.probes,
         )
         evidence.mailboxes = await _mailboxes(traffic, evidence)
+        clock.lap("drain, s")
         late = await _undrained(tier, brokers)
     await traffic.checkpoint()
     for device in traffic.devices:
@@ -86,7 +104,8 @@ async def verdict_on(
         *late,
         *await unarchived(stack.state_dir / "archive", brokers, outbox),
     ]
-    return Verdict(problems(evidence), figures(evidence, traffic, sampler))
+    clock.lap("checkpoints and archive, s")
+    return Verdict(problems(evidence), figures(evidence, traffic, sampler) | clock.laps)
 
 
 def _no_pending(tier: HotTier) -> bool:
@@ -114,7 +133,7 @@ async def _mailboxes(traffic: Traffic, evidence: Evidence) -> dict[str, tuple[Ev
         while True:
             async with limit:
                 try:
-                    events = (await traffic.probe(user)).events
+                    events = (await traffic.probe(user, READ_ENTRIES)).events
                 except TROUBLE:
                     if time.monotonic() > deadline_s:
                         raise
@@ -192,7 +211,7 @@ def figures(evidence: Evidence, traffic: Traffic, sampler: WatermarkSampler) -> 
         "entries": sum(len(events) for events in evidence.mailboxes.values()),
         "probes": traffic.counts["probes"],
         "Outbox copies": sum(copies.values()) - len(copies),
-        "wire duplicates": sum(device.wire_duplicates for device in evidence.devices),
+        "seen again on the wire": sum(device.wire_duplicates for device in evidence.devices),
         "visible duplicates": sum(device.visible_duplicates for device in evidence.devices),
         "gaps closed by pull": sum(device.gaps for device in evidence.devices),
         "W samples": sampler.samples,
