@@ -10,6 +10,7 @@ Spec: §13 (a stall is bounded).
 """
 
 import faulthandler
+import logging
 import sys
 import threading
 from collections.abc import Sequence
@@ -19,6 +20,8 @@ from typing import Final, NamedTuple
 from faust.types import TP
 
 from qim_streams.streaming.doubt import die
+
+log = logging.getLogger(__name__)
 
 _ABOVE_END_TICKS: Final = 5  # a new leader may know a lower end for a moment
 _LOOP_INTERVAL_S: Final = 1.0
@@ -91,6 +94,7 @@ class StallWatch:
         if stall.idle >= self._idle_max and view.fetched is not None and view.fetched >= (view.end or 0):
             # We looked again half-way, and the driver read to the end without a record: the log ends
             # with offsets that hold none (control records, compacted ones). Nothing is missing.
+            log.info("%s[%d]: the log ends with offsets that hold no record", *view.tp)
             stall.idle = 0
 
     def _idle(self, view: PartitionView, stall: _Stall) -> str | None:
