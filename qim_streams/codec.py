@@ -34,7 +34,8 @@ def unpack_fields(data: bytes, least: int, what: str) -> list[Any]:
         raise RecordError(f"{what}: {len(data)} bytes, over the limit of {RECORD_BYTES_MAX}")
     try:
         fields = msgpack.unpackb(memoryview(data)[1:], raw=False, strict_map_key=False)
-    except (ValueError, msgpack.UnpackException, RecursionError) as error:
+    except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
+        # TypeError: a map with a list as key.
         raise RecordError(f"{what}: not msgpack ({type(error).__name__})") from error
     if not isinstance(fields, list) or len(fields) < least:
         raise RecordError(f"{what}: expected an array of at least {least} fields")
