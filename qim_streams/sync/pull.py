@@ -23,9 +23,9 @@ from typing import Final, NamedTuple
 from qim_streams.errors import ProtocolError, RecordError, StoreError, SyncVerdict
 from qim_streams.ids import event_id
 from qim_streams.mailbox.ports import MailboxStore, StoredEntry
-from qim_streams.records import MessageRecord, UserMailboxEntry, decode_entry, decode_message
+from qim_streams.records import UserMailboxEntry, decode_entry
+from qim_streams.sync.bodies import PulledBodies
 from qim_streams.sync.ports import BodyReader, MailboxAddress
-from qim_streams.wire.events import common_body
 
 BODIES_FIRST: Final = 32  # bodies of the first portion; later ones follow from their size
 BODIES_MAX: Final = 128  # bodies of any portion: at most 8 MiB with bodies of 64 KiB
@@ -59,7 +59,7 @@ class PullService:
     """Reads mailboxes; holds no state. `archive` may be None while there is none."""
 
     def __init__(self, mailboxes: MailboxStore, hot: BodyReader, archive: BodyReader | None = None) -> None:
-        self._mailboxes, self._hot, self._archive = mailboxes, hot, archive
+        self._mailboxes, self._bodies = mailboxes, PulledBodies(hot, archive)
 
     async def pull(
         self,
@@ -133,9 +133,9 @@ class PullService:
     ) -> list[list[PulledEvent]]:
         """The events of `rows`, grouped by mailbox_seq."""
         entries = [_entry(row) for row in rows]
-        messages = await self._messages(address.tenant_id, entries)
+        bodies = await self._bodies.load(address.tenant_id, entries)
         groups: list[list[PulledEvent]] = []
-        for row, entry, message in zip(rows, entries, messages, strict=True):
+        for row, entry, body in zip(rows, entries, bodies, strict=True):
             event = PulledEvent(
                 row.mailbox_seq,
                 row.event_ordinal,
@@ -143,30 +143,13 @@ class PullService:
                 entry.flags,
                 _MENTION_NONE,
                 entry.client_message_id,
-                common_body(message),
+                body,
             )
             if groups and groups[-1][0].mailbox_seq == row.mailbox_seq:
                 groups[-1].append(event)
             else:
                 groups.append([event])
         return groups
-
-    async def _messages(self, tenant_id: str, entries: Sequence[UserMailboxEntry]) -> list[MessageRecord]:
-        wanted = [(tenant_id, entry.conversation_id, entry.conversation_seq) for entry in entries]
-        found = [
-            _message(data, entry)
-            for data, entry in zip(await self._hot.records(wanted), entries, strict=True)
-        ]
-        missing = [index for index, message in enumerate(found) if message is None]
-        if missing and self._archive is not None:
-            stored = await self._archive.records([wanted[index] for index in missing])
-            for index, data in zip(missing, stored, strict=True):
-                found[index] = _message(data, entries[index])
-        messages = [message for message in found if message is not None]
-        if len(messages) < len(found):
-            where = next(wanted[i] for i, message in enumerate(found) if message is None)
-            raise SyncVerdict("BODY_UNAVAILABLE", f"message {where[2]} of {where[1]} has no readable body")
-        return messages
 
 
 def _whole_seqs(rows: Sequence[StoredEntry], at: int, count: int) -> Sequence[StoredEntry]:
@@ -182,17 +165,6 @@ def _entry(row: StoredEntry) -> UserMailboxEntry:
         return decode_entry(row.value)
     except RecordError as error:
         raise StoreError(f"mailbox entry {row.mailbox_seq}-{row.event_ordinal}: {error}") from error
-
-
-def _message(data: bytes | None, entry: UserMailboxEntry) -> MessageRecord | None:
-    """The message of an entry; None when there is none, or another one at its place."""
-    if data is None:
-        return None
-    try:
-        message = decode_message(data)
-    except RecordError:
-        return None  # counts as missing here: the other tier may have it whole
-    return message if message.message_id == entry.message_id else None
 
 
 def _expired(trim: int) -> SyncVerdict:

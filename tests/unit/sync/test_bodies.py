@@ -1,0 +1,64 @@
+"""Bodies of pulls: read once for many readers, for a few seconds only, never across tenants."""
+
+import pytest
+
+from qim_streams.errors import SyncVerdict
+from qim_streams.records import MessageRecord, UserMailboxEntry
+from qim_streams.sync.bodies import FRESH_S, PulledBodies
+from qim_streams.wire.events import common_body
+
+ID = bytes(range(16))
+ENTRY = UserMailboxEntry(0, ID, "room", 7, "alice", 3, 1_000, None)
+
+
+def record(body: bytes, message_id: bytes = ID) -> MessageRecord:
+    return MessageRecord(
+        7, 1, "t", "room", message_id, message_id, "alice", 0, "d", "c", 1, 1_000, 0, 0, body
+    )
+
+
+class Tier:
+    """A place for records that counts its reads."""
+
+    def __init__(self, rows: dict[tuple[str, str, int], bytes]) -> None:
+        self.rows, self.asked = rows, 0
+
+    async def records(self, wanted: list[tuple[str, str, int]]) -> list[bytes | None]:
+        self.asked += len(wanted)
+        return [self.rows.get(place) for place in wanted]
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+async def test_a_body_is_read_once_while_it_is_fresh_and_again_afterwards() -> None:
+    hot, clock = Tier({("t", "room", 7): record(b"first").encode()}), Clock()
+    bodies = PulledBodies(hot, None, clock)
+    assert (
+        await bodies.load("t", [ENTRY]) == await bodies.load("t", [ENTRY]) == [common_body(record(b"first"))]
+    )
+    assert hot.asked == 1
+    hot.rows["t", "room", 7] = record(b"second").encode()
+    clock.now_s += FRESH_S
+    assert await bodies.load("t", [ENTRY]) == [common_body(record(b"second"))]
+
+
+async def test_a_tenant_never_gets_what_was_read_for_another() -> None:
+    bodies = PulledBodies(Tier({("t", "room", 7): record(b"x").encode()}), None, Clock())
+    await bodies.load("t", [ENTRY])
+    with pytest.raises(SyncVerdict, match="BODY_UNAVAILABLE"):
+        await bodies.load("other", [ENTRY])
+
+
+async def test_the_archive_is_asked_for_what_the_hot_tier_lacks_or_holds_wrongly() -> None:
+    archive = Tier({("t", "room", 7): record(b"kept").encode()})
+    for hot in (
+        Tier({}),
+        Tier({("t", "room", 7): record(b"not it", bytes(16)).encode()}),
+        Tier({("t", "room", 7): b"?"}),
+    ):
+        assert await PulledBodies(hot, archive, Clock()).load("t", [ENTRY]) == [common_body(record(b"kept"))]
