@@ -19,6 +19,7 @@ from pyroaring import BitMap
 from qim_streams.placement import LANES
 
 Ordinals = Sequence[int]
+_SPREAD_MAX = 32  # numbers per member up to which patterns are faster than a loop
 
 
 class Chunk(NamedTuple):
@@ -43,13 +44,18 @@ class Step(NamedTuple):
 def by_lane(members: BitMap) -> list[Ordinals]:
     """The members of each of the 64 lanes, ascending.
 
-    One intersection per lane with every 64th number: 3 ms for 100,000 members of a million, a fifth of
-    a loop over the members.
+    Where members are dense, one intersection per lane with every 64th number: 3 ms for 100,000 members
+    of a million, a third of a loop over the members. Where they are sparse, the loop.
     """
     if not members:
         return [array("I") for _ in range(LANES)]
     # Aligned to a multiple of 64, so that the pattern of lane l starts with an ordinal of lane l.
     low, high = members.min() // LANES * LANES, members.max() + 1
+    if high - low > _SPREAD_MAX * len(members):
+        found: list[Ordinals] = [array("I") for _ in range(LANES)]
+        for ordinal in members:
+            found[ordinal % LANES].append(ordinal)  # type: ignore[attr-defined]  # arrays, made above
+        return found
     return [
         (members & BitMap(range(low + lane, max(high, low + lane + 1), LANES))).to_array()
         for lane in range(LANES)

@@ -186,7 +186,9 @@ class DispatchProgress:
             if end is None:
                 continue
             page = self._readable(key, value)
-            state.oldest_from, state.oldest_at_ms = key, page.written_at_ms if page else now_ms
+            state.oldest_from = key
+            if page is not None:
+                state.oldest_at_ms = page.written_at_ms
             expired = page is None or now_ms - page.written_at_ms > self._retention_ms
             if not expired or removed >= EXPIRE_PAGES_MAX or end >= state.newest:
                 return

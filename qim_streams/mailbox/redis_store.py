@@ -47,9 +47,7 @@ class RedisMailboxStore:
         """See `MailboxStore.write_step`."""
         if not record:
             raise ValueError("a step belongs to a record")
-        _, steps = await self._call(
-            shard, epoch, groups, rule.pack_uniform(expected), b"", record, step
-        )
+        _, steps = await self._call(shard, epoch, groups, rule.pack_uniform(expected), b"", record, step)
         return steps
 
     async def write_and_advance(
