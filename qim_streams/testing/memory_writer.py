@@ -90,18 +90,20 @@ class WriterRig:
         self.membership: MembershipStore = membership or fake
         self.directory: OrdinalDirectory = directory or MemoryOrdinalDirectory(tier)
         self.leases: LeaseStore = leases or MemoryLeaseStore(tier)
-        self.snapshots = MemberSnapshots(reader or fake)
+        self.reader: MembershipReader = reader or fake
+        self.snapshots = MemberSnapshots(self.reader)
         self.clock = ReservedClock(bound or MemoryClockBound(), boot, now_ms, _at_once)
         limits = GroupLimits(mailbox_shards, members_max, version_retention_ms=1_000_000)
         around = Surroundings(now_ms, self._token, self._die, self._no_sleep)
-        self.changes = ChangeWriter(self.membership, reader or fake, self.change_log, limits, around)
+        self.changes = ChangeWriter(self.membership, self.reader, self.change_log, limits, around)
         self.groups = GroupService(self.membership, self.directory, self.changes)
+        self.direct_chats = DirectChatMaker(self.changes, self.directory, self.snapshots.put)
         services = LaneServices(
             store=self.conversations,
             outbox=self.outbox,
             relay=OutboxRelay(self.conversations, self.outbox, self._die, self._no_sleep),
             clock=self.clock,
-            direct=DirectChatMaker(self.changes, self.directory, self.snapshots.put),
+            direct=self.direct_chats,
             snapshots=self.snapshots,
             admission=Admission(admission or AdmissionLimits(65_536, 500, 0)),
             now_ms=now_ms,
