@@ -10,7 +10,6 @@ An archive that does not exist yet reads as empty: gateways may start before the
 Spec: §14.8.
 """
 
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -39,7 +38,6 @@ class RocksArchiveReader:
         self._clock = clock
         self._calls = BoundedCalls(f"archive reader {directory.name}")
         self._db: Rdict | None = None
-        self._scratch: Path | None = None
         self._fresh_until = float("-inf")
 
     async def watermark(self, partition: int) -> int:
@@ -76,7 +74,7 @@ class RocksArchiveReader:
         )
 
     async def close(self) -> None:
-        """Release the secondary and its scratch directory."""
+        """Release the secondary."""
         await self._calls.close(self._drop)
 
     # -- in the reader's thread
@@ -102,8 +100,10 @@ class RocksArchiveReader:
         if self._db is None:
             if not (self.directory / "CURRENT").exists():
                 return None
-            self._scratch = Path(tempfile.mkdtemp(prefix="qim-archive-reader-"))
-            self._db = table.open_secondary(self.directory, self._scratch)
+            # RocksDB wants a directory for a secondary's log file and writes nothing else there. It is
+            # gone from the file system at once, so a process that is killed leaves nothing behind.
+            with tempfile.TemporaryDirectory(prefix="qim-archive-reader-") as scratch:
+                self._db = table.open_secondary(self.directory, Path(scratch))
         elif self._clock() < self._fresh_until:
             return self._db
         else:
@@ -113,8 +113,5 @@ class RocksArchiveReader:
 
     def _drop(self) -> None:
         db, self._db = self._db, None
-        scratch, self._scratch = self._scratch, None
         if db is not None:
             table.close(db, f"the archive {self.directory}")
-        if scratch is not None:
-            shutil.rmtree(scratch, ignore_errors=True)

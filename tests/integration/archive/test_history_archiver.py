@@ -6,6 +6,7 @@ Spec: §1 ARCHIVED, §3, §14.8; P11, P13, I12, I15, T-R4.
 import resource
 import signal
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -110,9 +111,11 @@ class Archiving:
 
 
 @pytest.fixture
-def archiving(log: Log, tmp_path: Path) -> Archiving:
+async def archiving(log: Log, tmp_path: Path) -> AsyncIterator[Archiving]:
     """Nothing runs yet."""
-    return Archiving(log, tmp_path)
+    archiving = Archiving(log, tmp_path)
+    yield archiving
+    await archiving.reader.close()
 
 
 ROOMS = [f"room-{number}" for number in range(8)]
