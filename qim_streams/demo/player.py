@@ -26,7 +26,7 @@ from qim_streams.errors import QimError
 from qim_streams.wire.frames import Event
 
 SAY_EVERY_S = 2.0
-ASK_AFTER_S = 1.0
+ASK_AFTER_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
