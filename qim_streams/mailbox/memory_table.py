@@ -1,8 +1,8 @@
 """A changelog table in memory that can crash: for tests and simulations.
 
 What it keeps of `streaming.table.AckedTable`: local writes are visible at once and survive a kill; their
-changelog records are durable only once `barrier` returned; another worker recovers from the changelog, without
-local keys. Not modelled: a worker that comes back to an old disk after another one went on.
+changelog records are durable only once `barrier` returned; another worker recovers from the changelog,
+without local keys. Not modelled: a worker that comes back to an old disk after another one went on.
 """
 
 from bisect import bisect_left, bisect_right, insort
