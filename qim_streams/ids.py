@@ -8,6 +8,7 @@ Spec: §2.
 """
 
 import re
+from functools import lru_cache
 from typing import NewType
 
 from blake3 import blake3
@@ -47,7 +48,13 @@ def is_text_id(value: object) -> bool:
 
     1 to 128 characters of ``A-Z a-z 0-9 . _ @ ~ -``, the first a letter or digit.
     """
-    return isinstance(value, str) and _TEXT_ID.match(value) is not None
+    return isinstance(value, str) and len(value) <= TEXT_ID_MAX and _matches(value)
+
+
+@lru_cache(maxsize=65_536)
+def _matches(value: str) -> bool:
+    # The same few ids come in every frame of a connection; only short texts get here, so the memory is bounded.
+    return _TEXT_ID.match(value) is not None
 
 
 def dispatch_id(message_id: bytes, target_mailbox_shard: int) -> DispatchId:
