@@ -53,7 +53,7 @@ def is_text_id(value: object) -> bool:
 
 @lru_cache(maxsize=65_536)
 def _matches(value: str) -> bool:
-    # The same few ids come in every frame of a connection; only short texts get here, so the memory is bounded.
+    # The same few ids come in every frame; only short texts get here, so the memory is bounded.
     return _TEXT_ID.match(value) is not None
 
 
