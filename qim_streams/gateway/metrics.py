@@ -8,7 +8,7 @@ from typing import Final
 
 from prometheus_client import Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector, CollectorRegistry
+from prometheus_client.registry import Collector
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -45,7 +45,7 @@ COUNTERS: Final[dict[str, str]] = {
 class GatewayCounters(Collector):
     """Counts as attributes: ``counters.sends += 1``. `sessions` is a gauge."""
 
-    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+    def __init__(self) -> None:
         self.connections = self.connections_refused = self.auths = self.auths_refused = 0
         self.sends = self.sends_acked = self.sends_refused = 0
         self.pulls = self.pulled_events = self.pushed_events = self.fills = self.live_lost = 0
@@ -54,8 +54,6 @@ class GatewayCounters(Collector):
         self.sessions_replaced = self.idle_closed = 0
         self.sockets = 0
         self.sessions = 0
-        if registry is not None:
-            registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
         """All counters, for Prometheus."""

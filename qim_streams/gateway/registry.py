@@ -3,8 +3,9 @@
 A connection_id is the epoch of the ConnectionShard lease and a counter; when the lease changes, every
 session gets a new one (`rebase`), because the mailbox stage takes connections of older epochs for dead.
 
-Invariants: at most one session per device; connection ids are never used twice; sessions that ended
-are remembered for a while (bounded), so that a push to one of them can be answered with a tombstone.
+Invariants: at most one session per device; a ConnectionShard never has a connection id twice; sessions
+that ended are remembered for a while (bounded), so that a push to one of them can be answered with a
+tombstone.
 
 Spec: §6, §7.
 """

@@ -22,7 +22,7 @@ from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any, Final
 
-from prometheus_client import REGISTRY
+from prometheus_client import REGISTRY, CollectorRegistry
 
 from qim_streams.archive.opening import open_archive_reader
 from qim_streams.commit.calls import PartitionCalls
@@ -65,31 +65,32 @@ PUSH_TOPIC: Final = "qim.push.v1"
 TOMBSTONES_S: Final = 3.0
 
 
-async def run_gateway(settings: Settings, stop: asyncio.Event) -> None:
+async def run_gateway(settings: Settings, stop: asyncio.Event, metrics: CollectorRegistry = REGISTRY) -> None:
     """Run one gateway until `stop` is set. ConfigError when it cannot start."""
     check_settings(settings)
     name = f"gateway.{settings.node_id}.{settings.worker_slot}"
     boot = Boot.take(settings.state_dir, name)
     log.info("%s boot %d, pid %d", name, boot.number, os.getpid())
-    await asyncio.to_thread(check_topics, settings)
-    redis = connect(settings)
-    archive = open_archive_reader(settings)
-    producer = LogProducer(
-        ProducerSpec(settings.brokers, name), on_fatal=lambda why: die(f"log producer: {why}")
-    )
-    await producer.start()
-    leases = RedisLeaseStore(redis)
-    writers = WriterLinks(leases, settings.secret("internal_secret"), name, settings.outbox_partitions)
-    await writers.start()
-    try:
+    async with contextlib.AsyncExitStack() as opened:
+        opened.callback(boot.release)
+        await asyncio.to_thread(check_topics, settings)
+        redis = connect(settings)
+        opened.push_async_callback(redis.aclose)
+        archive = open_archive_reader(settings)
+        opened.push_async_callback(archive.close)
+        producer = LogProducer(
+            ProducerSpec(settings.brokers, name), on_fatal=lambda why: die(f"log producer: {why}")
+        )
+        await producer.start()
+        opened.push_async_callback(producer.close)
+        leases = RedisLeaseStore(redis)
+        writers = WriterLinks(leases, settings.secret("internal_secret"), name, settings.outbox_partitions)
+        await writers.start()
+        opened.push_async_callback(writers.close)
         services = compose(settings, redis, archive, producer, writers)
+        metrics.register(services.counters)
+        opened.callback(metrics.unregister, services.counters)
         await serve(services, LeaseKeeperSpec(leases, name, boot.number), stop)
-    finally:
-        await writers.close()
-        await producer.close()
-        await archive.close()
-        await redis.aclose()
-    boot.release()
     log.info("%s stopped", name)
 
 
@@ -135,7 +136,7 @@ def compose(
     mailboxes = RedisMailboxStore(redis)
     devices = RedisDeviceSessions(redis)
     previous = settings.cursor_secret_previous.get_secret_value().encode()
-    counters = GatewayCounters(REGISTRY)
+    counters = GatewayCounters()
     return Services(
         settings=settings,
         tokens=TokenVerifier.from_settings(settings),

@@ -1,0 +1,290 @@
+"""The gateway process on a real broker and a real Redis: what it writes, reads, leases and leaves behind."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+from aiokafka.structs import TopicPartition
+from prometheus_client import CollectorRegistry
+
+from qim_streams.embedded.kafka import EmbeddedKafka
+from qim_streams.embedded.ports import free_ports
+from qim_streams.embedded.redis_server import EmbeddedRedis
+from qim_streams.errors import ConfigError
+from qim_streams.gateway.kafka_push import PushReader
+from qim_streams.gateway.metrics import GatewayCounters
+from qim_streams.ids import event_id
+from qim_streams.ownership.redis_leases import RedisLeaseStore
+from qim_streams.placement import mailbox_shard
+from qim_streams.records import (
+    MessageRecord,
+    Presence,
+    PresenceReady,
+    PushBatch,
+    PushItem,
+    Recipient,
+    decode_presence,
+)
+from qim_streams.redis_tier import connect
+from qim_streams.roles.gateway import run_gateway
+from qim_streams.settings import Settings, load_settings
+from qim_streams.streaming import topics
+from qim_streams.wire.events import common_body
+from qim_streams.wire.frames import Error, Goodbye, Ping, Pong, SendMessage
+from tests.support.gateway_world import CURSOR_SECRET, JWT_SECRET, WireClient
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.integration
+
+
+@dataclass
+class Servers:
+    """Where the embedded servers are, and what stays the same between gateways of a test."""
+
+    brokers: str
+    redis_url: str
+    state_dir: Path
+    rng: random.Random = field(default_factory=random.Random)
+
+    def settings(self, **overrides: Any) -> Settings:
+        values: dict[str, Any] = {
+            "brokers": self.brokers,
+            "redis_url": self.redis_url,
+            "state_dir": self.state_dir,
+            "jwt_secret": JWT_SECRET,
+            "cursor_secret": CURSOR_SECRET,
+            "internal_secret": "i" * 40,
+            "gateway_port": free_ports(1)[0],
+            "send_deadline_ms": 500,
+            "node_id": f"n{self.rng.randrange(10**9)}",
+        }
+        return load_settings(**(values | overrides))
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    redis = EmbeddedRedis(tmp_path_factory.mktemp("redis"), progress=lambda _: None)
+    redis.start()
+    with EmbeddedKafka(tmp_path_factory.mktemp("kafka"), quick=True) as kafka:
+        made = Servers(kafka.bootstrap, redis.url, tmp_path_factory.mktemp("state"))
+        topics.apply(topics.admin_client(made.brokers), topics.load().resolve_for(made.settings()))
+        yield made
+    redis.stop()
+
+
+@asynccontextmanager
+async def gateway(settings: Settings, stop: asyncio.Event | None = None) -> AsyncIterator[str]:
+    """A running gateway, stopped by `stop` or at the end; gives the URL for clients."""
+    stop = stop or asyncio.Event()
+    task = asyncio.create_task(run_gateway(settings, stop, CollectorRegistry()))
+    base = f"http://127.0.0.1:{settings.gateway_port}"
+
+    async def ready() -> bool:
+        if task.done():
+            task.result()
+        async with aiohttp.ClientSession() as http:
+            try:
+                async with http.get(f"{base}/readyz") as answer:
+                    return answer.status == 200
+            except aiohttp.ClientError:
+                return False
+
+    try:
+        await eventually(ready, 30)
+        yield base.replace("http", "ws") + "/ws"
+    finally:
+        stop.set()
+        await asyncio.wait_for(task, 30)
+
+
+async def read_presence(settings: Settings, user: str, count: int) -> list[Presence | None]:
+    """The first `count` presence records of a user."""
+    partition = mailbox_shard("acme", user, settings.mailbox_shards)
+    consumer = AIOKafkaConsumer(bootstrap_servers=settings.brokers, auto_offset_reset="earliest")
+    await consumer.start()
+    found: list[Presence | None] = []
+    try:
+        consumer.assign([TopicPartition("qim.presence.v1", partition)])
+        deadline = time.monotonic() + 20
+        while len(found) < count and time.monotonic() < deadline:
+            for records in (await consumer.getmany(timeout_ms=200)).values():
+                found += [
+                    None if one.value is None else decode_presence(one.value)
+                    for one in records
+                    if one.key == f"acme\0{user}\0phone".encode()
+                ]
+    finally:
+        await consumer.stop()
+    return found
+
+
+@asynccontextmanager
+async def producer(settings: Settings) -> AsyncIterator[AIOKafkaProducer]:
+    made = AIOKafkaProducer(bootstrap_servers=settings.brokers)
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.stop()
+
+
+async def test_presence_push_and_drain(servers: Servers) -> None:
+    """The way of a session through real logs; the lease is free afterwards; a new boot has a new epoch."""
+    settings = servers.settings()
+    user = f"u{servers.rng.randrange(10**9)}"
+    redis, stop = connect(settings), asyncio.Event()
+    async with gateway(settings, stop) as url, await WireClient.connect(url) as client:
+        auth = await client.sign_on(user)
+        await client.go_online()
+        (seen,) = await read_presence(settings, user, 1)
+        assert seen is not None
+        assert (str(seen.connection_id), seen.session_epoch) == (auth.connection_id, auth.session_epoch)
+        shard = mailbox_shard("acme", user, settings.mailbox_shards)
+        identity = bytes(16)
+        body = common_body(
+            MessageRecord(1, 1, "acme", "c", identity, identity, "ann", 1, "d", "m", 1, 99, 0, 0, b"hi")
+        )
+        recipient = Recipient(seen.connection_id, seen.session_epoch, event_id(identity, user), 3, 0, None)
+        batches = [
+            PushBatch("acme", shard, 1, [], [PresenceReady(seen.connection_id, seen.session_epoch, -1)]),
+            PushBatch("acme", shard, 1, [PushItem(5, 0, body, [recipient], 99)], []),
+        ]
+        async with producer(settings) as log:
+            await log.send_and_wait("qim.push.v1", b"poison", partition=seen.connection_shard)
+            for batch in batches:
+                await log.send_and_wait("qim.push.v1", batch.encode(), partition=seen.connection_shard)
+        (event,) = await client.pushed(1)
+        assert (event.mailbox_seq, event.message.body) == (5, b"hi")
+        # Nobody writes: the send is answered in time, and says that nothing was committed.
+        await client.send(SendMessage(9, "m1", b"x", "team"))
+        answer = await client.expect(Error)
+        assert (answer.name, answer.rid, answer.temporary) == ("SHARD_MOVED", 9, True)
+        resource = f"cs:{seen.connection_shard}"
+        (holder,) = await RedisLeaseStore(redis).holders([resource])
+        assert holder is not None
+        assert holder.node == f"gateway.{settings.node_id}.0"
+        first = seen
+        stop.set()
+        assert type(await client.receive(20)) is Goodbye
+        assert await client.closed() == 1001
+    assert (await RedisLeaseStore(redis).holders([resource])) == [None]
+    assert (await read_presence(settings, user, 2))[1] is None
+    async with gateway(settings) as url, await WireClient.connect(url) as client:
+        again = await client.sign_on(user)
+        assert again.session_epoch > auth.session_epoch
+        again_at = (await read_presence(settings, user, 3))[2]
+        assert again_at is not None
+        where = [(one.connection_shard, one.connection_id) for one in (first, again_at)]
+        assert where[0] != where[1], "the pair of shard and id is never used twice"
+        assert int(again.connection_id) >> 32 >= 1
+        assert type(await client.call(Ping(1))) is Pong
+    await redis.aclose()
+
+
+async def test_two_gateways_take_two_connection_shards(servers: Servers) -> None:
+    """Each gateway has a shard of its own."""
+    first_user, second_user = (f"u{servers.rng.randrange(10**9)}" for _ in range(2))
+    one, two = servers.settings(connection_shards=4), servers.settings(connection_shards=4)
+    async with (
+        gateway(one) as first,
+        gateway(two) as second,
+        await WireClient.connect(first) as ann,
+        await WireClient.connect(second) as ben,
+    ):
+        await ann.sign_on(first_user)
+        await ben.sign_on(second_user)
+        (at_first,) = await read_presence(one, first_user, 1)
+        (at_second,) = await read_presence(two, second_user, 1)
+        assert at_first is not None
+        assert at_second is not None
+        assert at_first.connection_shard != at_second.connection_shard
+
+
+async def test_a_session_moves_between_gateways(servers: Servers) -> None:
+    """A17, C14: the newer session elsewhere wins; the old gateway ends its own and leaves presence alone."""
+    user = f"u{servers.rng.randrange(10**9)}"
+    one, two = servers.settings(presence_refresh_s=0.5), servers.settings()
+    async with (
+        gateway(one) as first,
+        gateway(two) as second,
+        await WireClient.connect(first) as old,
+        await WireClient.connect(second) as new,
+    ):
+        await old.sign_on(user)
+        newer = await new.sign_on(user)
+        answer = await old.expect(Error, 20)
+        assert answer.name == "SESSION_REPLACED"
+        await old.closed()
+        records = await read_presence(one, user, 2)
+        last = records[-1]
+        assert last is not None
+        assert last.session_epoch == newer.session_epoch
+        assert type(await new.call(Ping(1))) is Pong
+
+
+async def test_configurations_that_cannot_work(servers: Servers) -> None:
+    """Each names the variable to set."""
+    stop = asyncio.Event()
+    taken = servers.settings()
+    async with gateway(taken):
+        cases = [
+            (servers.settings(gateway_port=taken.gateway_port), "QIM_GATEWAY_PORT"),
+            (servers.settings(cursor_secret=""), "QIM_CURSOR_SECRET"),
+            (servers.settings(internal_secret=""), "QIM_INTERNAL_SECRET"),
+            (servers.settings(jwt_secret=""), "QIM_JWT_SECRET"),
+            (servers.settings(connection_shards=7), "qim.push.v1"),
+        ]
+        for settings, named in cases:
+            with pytest.raises(ConfigError, match=named):
+                await asyncio.wait_for(run_gateway(settings, stop), 20)
+
+
+async def test_the_reader_survives_a_log_that_forgot(servers: Servers) -> None:
+    """Records are deleted under the reader: it goes on at the end and asks for repair, once."""
+    settings = servers.settings()
+    place = TopicPartition("qim.push.v1", 3)
+    got: list[PushBatch] = []
+    gaps: list[int] = []
+
+    async def deliver(batches: Any) -> None:
+        got.extend(batches)
+
+    reader = PushReader(
+        settings.brokers,
+        place.topic,
+        "test",
+        deliver=deliver,
+        on_gap=lambda: gaps.append(1),
+        counters=GatewayCounters(),
+    )
+    batch = PushBatch("acme", 1, 1, [], [])
+    async with producer(settings) as log:
+        await log.send_and_wait(place.topic, batch.encode(), partition=place.partition)
+        await reader.start(place.partition)
+        assert reader.is_reading
+        await log.send_and_wait(place.topic, batch.encode(), partition=place.partition)
+        await eventually(lambda: len(got) == 1, 20)
+        consumer = reader._consumer
+        end = (await consumer.end_offsets([place]))[place]
+        for _ in range(3):
+            await log.send_and_wait(place.topic, batch.encode(), partition=place.partition)
+        await eventually(lambda: len(got) == 4, 20)
+        admin = AIOKafkaAdminClient(bootstrap_servers=settings.brokers)
+        await admin.start()
+        await admin.delete_records({place: RecordsToDelete(before_offset=end + 3)})
+        await admin.close()
+        consumer.seek(place, end)  # as a reader that was away for longer than the retention
+        await eventually(lambda: gaps == [1], 20)
+        await log.send_and_wait(place.topic, batch.encode(), partition=place.partition)
+        await eventually(lambda: len(got) == 5, 20)
+    await reader.stop()
+    assert gaps == [1]
