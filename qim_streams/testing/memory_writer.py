@@ -94,20 +94,20 @@ class WriterRig:
         self.snapshots = MemberSnapshots(self.reader)
         self.clock = ReservedClock(bound or MemoryClockBound(), boot, now_ms, _at_once)
         limits = GroupLimits(mailbox_shards, members_max, version_retention_ms=1_000_000)
-        around = Surroundings(now_ms, self._token, self._die, self._no_sleep)
+        around = Surroundings(now_ms, self._token, self.die, self._no_sleep)
         self.changes = ChangeWriter(self.membership, self.reader, self.change_log, limits, around)
         self.groups = GroupService(self.membership, self.directory, self.changes)
         self.direct_chats = DirectChatMaker(self.changes, self.directory, self.snapshots.put)
         services = LaneServices(
             store=self.conversations,
             outbox=self.outbox,
-            relay=OutboxRelay(self.conversations, self.outbox, self._die, self._no_sleep),
+            relay=OutboxRelay(self.conversations, self.outbox, self.die, self._no_sleep),
             clock=self.clock,
             direct=self.direct_chats,
             snapshots=self.snapshots,
             admission=Admission(admission or AdmissionLimits(65_536, 500, 0)),
             now_ms=now_ms,
-            on_doubt=self._die,
+            on_doubt=self.die,
             sleep=self._no_sleep,
         )
         self.writer = ConversationWriter(
@@ -148,7 +148,8 @@ class WriterRig:
         self._tokens += 1
         return self.boot.to_bytes(8, "big") + self._tokens.to_bytes(8, "big")
 
-    def _die(self, why: str, error: BaseException | None = None) -> NoReturn:
+    def die(self, why: str, error: BaseException | None = None) -> NoReturn:
+        """The way out on doubt: remembers why, kills the writer, raises Died."""
         self.deaths.append(f"{why}: {error}")
         self.kill()
         raise Died(why) from error

@@ -14,6 +14,7 @@ from qim_streams.membership.ports import Conversation, Member
 from qim_streams.membership.rows import decode_log_row
 from qim_streams.testing.memory_tier import Fault, MemoryHotTier
 from qim_streams.testing.memory_writer import Died, WriterRig
+from tests.support.waiting import eventually
 
 Op = GroupOp
 
@@ -196,8 +197,7 @@ async def test_what_the_change_log_lacks_is_made_good_by_the_next_owner(rig: Wri
     appended = rig.change_log.append
     rig.change_log.append = lambda rows: asyncio.get_running_loop().create_future()  # type: ignore[method-assign]
     lost = asyncio.create_task(run(rig, Op.ADD, "ann", "cat"))
-    while not rig.tier.unsettled[0]:
-        await asyncio.sleep(0)
+    await eventually(lambda: rig.tier.unsettled[0], what="the change is in the store")
     lost.cancel()
     rig.change_log.append = appended  # type: ignore[method-assign]
     assert len(in_log(rig)[1]) == 2
