@@ -36,6 +36,7 @@ from qim_streams.streaming.datadir import DataDirLock
 from qim_streams.streaming.doubt import EXIT_CONFIG, die
 from qim_streams.streaming.lanes import PartitionLanes, SourceRole
 from qim_streams.streaming.producer import LogProducer, ProducerSpec
+from qim_streams.streaming.quiet import quiet_drivers
 from qim_streams.streaming.recovery import PromptTableManager
 from qim_streams.streaming.spec import AppSpec
 from qim_streams.streaming.table import AckedTable
@@ -211,6 +212,7 @@ def build_app(spec: AppSpec) -> StreamApp:
         raise ConfigError(
             "Faust runs without its compiled stream iterator; install the wheel of this platform"
         )
+    quiet_drivers()
     return StreamApp(spec)
 
 

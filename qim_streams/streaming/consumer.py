@@ -52,6 +52,7 @@ _BRANCHES = ("delivered", "stale", "early", "behind", "ahead", "hole", "lost")
 _IDLE_S = 0.01  # pause when nothing may be fetched
 _COMMIT_TIMEOUT_S = 5.0
 _WATCH_INTERVAL_S = 1.0
+_END_TIMEOUT_S = 0.9  # below the interval
 
 
 class StreamConsumer(driver.Consumer):
@@ -91,8 +92,9 @@ class StreamConsumer(driver.Consumer):
     # -- point 4: source partitions are held until recovery's last step
 
     def pause_partitions(self, tps: Iterable[TP]) -> None:
-        """As in Faust; whatever was held is held no longer."""
-        self._held = frozenset()
+        """As in Faust; what was held of `tps` is held no longer."""
+        tps = {TP(*tp) for tp in tps}
+        self._held -= tps
         super().pause_partitions(tps)
 
     def resume_partitions(self, tps: Iterable[TP]) -> None:
@@ -100,7 +102,7 @@ class StreamConsumer(driver.Consumer):
         tps = {TP(*tp) for tp in tps}
         sources = {tp for tp in tps if self.is_source(tp)}
         if sources:
-            self._held = frozenset(sources)
+            self._held |= sources
         super().resume_partitions(tps - sources)
 
     def resume_flow(self) -> None:
@@ -234,8 +236,9 @@ class StreamConsumer(driver.Consumer):
             # Faust swallows a rebalance that interrupts a replay; the generation check behind it is all
             # that stands between that and a half-filled table.
             die("recovery ended with changelog records outstanding")
+        number = self._thread.assignments
         assigned = [TP(*tp) for tp in self.assignment()]
-        await self._thread.pause_fetching(tp for tp in assigned if not self.is_source(tp))
+        await self._thread.pause_fetching((tp for tp in assigned if not self.is_source(tp)), number)
         self.starts.begin(self.epoch, [tp for tp in assigned if self.is_source(tp)])
         return {}
 
@@ -379,7 +382,7 @@ class StreamConsumer(driver.Consumer):
         if not tps:
             return []
         try:
-            ends = await asyncio.wait_for(self.highwaters(*tps), _COMMIT_TIMEOUT_S)
+            ends = await self._thread.log_ends(tps, _END_TIMEOUT_S)
         except (KafkaError, TimeoutError):
             ends = {}  # the broker is away: nothing can be said about progress
         if epoch != self.epoch:

@@ -25,10 +25,12 @@ from aiokafka.errors import CommitFailedError, ConsumerStoppedError, IllegalStat
 from aiokafka.structs import OffsetAndMetadata, TopicPartition
 from faust.transport.drivers import aiokafka as driver
 from faust.types import TP
+from mode.threads import MethodQueue
 
 log = logging.getLogger(__name__)
 
 _PREFETCH_BACKOFF_S = 0.01
+_THREAD_CALLS = 8
 
 
 class Drained(NamedTuple):
@@ -42,9 +44,12 @@ class Drained(NamedTuple):
 class StreamConsumerThread(driver.AIOKafkaConsumerThread):
     """Faust's consumer thread with numbered seeks. Methods named `do_…` run inside the thread."""
 
+    _method_queue: MethodQueue | None = None
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._seek_numbers: dict[TP, int] = {}
+        self.assignments = 0  # counted in the thread, before the main thread hears of one
 
     def _create_worker_consumer(self, transport: Any) -> aiokafka.AIOKafkaConsumer:
         consumer = super()._create_worker_consumer(transport)
@@ -56,6 +61,7 @@ class StreamConsumerThread(driver.AIOKafkaConsumerThread):
 
     async def on_partitions_assigned(self, assigned: set[TP], generation_id: int = 0) -> None:
         """Pause every source until its start position is known, then go on as Faust does."""
+        self.assignments += 1
         sources = [tp for tp in assigned if tp.topic in self.app.stream_sources]
         self._pause(sources)
         await super().on_partitions_assigned(assigned, generation_id)
@@ -70,13 +76,27 @@ class StreamConsumerThread(driver.AIOKafkaConsumerThread):
         """Seek and resume one partition; False if it is not assigned any more."""
         return cast(bool, await self.call_thread(self.do_seek, tp, offset, number))
 
-    async def pause_fetching(self, partitions: Iterable[TP]) -> None:
-        """Stop fetching `partitions` until they are resumed or assigned again."""
-        await self.call_thread(self.do_pause, tuple(partitions))
+    async def pause_fetching(self, partitions: Iterable[TP], assignment: int) -> None:
+        """Stop fetching `partitions` until they are assigned again.
 
-    async def resume_fetching(self, partitions: Iterable[TP]) -> None:
-        """Fetch `partitions` again."""
-        await self.call_thread(self.do_resume, tuple(partitions))
+        Nothing happens when `assignment` (see `assignments`) is over: a pause that came late would stop
+        the table recovery of the next one for good.
+        """
+        await self.call_thread(self.do_pause, tuple(partitions), assignment)
+
+    @property
+    def method_queue(self) -> MethodQueue:
+        """The queue of calls into this thread. Two workers (the default) would both be taken by a fetch
+        and one call that waits for a broker, and hold up commits and seeks."""
+        if self._method_queue is None:
+            self._method_queue = MethodQueue(
+                num_workers=_THREAD_CALLS, loop=self.thread_loop, beacon=self.beacon
+            )
+        return self._method_queue
+
+    async def log_ends(self, partitions: Iterable[TP], timeout_s: float) -> dict[TP, int]:
+        """The next offset to be written, per partition; TimeoutError after `timeout_s`."""
+        return cast("dict[TP, int]", await self.call_thread(self.do_log_ends, tuple(partitions), timeout_s))
 
     def fetch_position(self, tp: TP) -> int | None:
         """The next offset that aiokafka will ask for; None when unknown. Read from any thread."""
@@ -137,13 +157,17 @@ class StreamConsumerThread(driver.AIOKafkaConsumerThread):
             timeout=self.app.conf.broker_request_timeout,
         )
 
-    async def do_pause(self, partitions: tuple[TP, ...]) -> None:
-        """The body of `pause_fetching`."""
-        self._pause(partitions)
+    async def do_log_ends(self, partitions: tuple[TP, ...], timeout_s: float) -> dict[TP, int]:
+        """The body of `log_ends`. The bound is inside the thread, so that no call stays behind in it."""
+        consumer = self._ensure_consumer()
+        asked = [TopicPartition(*tp) for tp in partitions]
+        ends = await asyncio.wait_for(consumer.end_offsets(asked), timeout_s)
+        return {TP(*tp): offset for tp, offset in ends.items()}
 
-    async def do_resume(self, partitions: tuple[TP, ...]) -> None:
-        """The body of `resume_fetching`."""
-        self._resume(partitions)
+    async def do_pause(self, partitions: tuple[TP, ...], assignment: int) -> None:
+        """The body of `pause_fetching`."""
+        if assignment == self.assignments:
+            self._pause(partitions)
 
     def _pause(self, partitions: Iterable[TP]) -> None:
         consumer = self._ensure_consumer()

@@ -59,6 +59,12 @@ class Pipeline:
 
     def feed_live(self, count: int, per_second: float) -> threading.Thread:
         """Start feeding `count` records at a rate, in a thread."""
+        return self.feed_until(threading.Event(), per_second, count)
+
+    def feed_until(
+        self, stop: threading.Event, per_second: float, count: int = 100_000_000
+    ) -> threading.Thread:
+        """Start feeding at a rate, in a thread, until `stop` is set or `count` records are in."""
 
         def run() -> None:
             started = time.monotonic()
@@ -67,6 +73,8 @@ class Pipeline:
                     self.config.source, b"x" * 100, partition=number % self.config.partitions
                 )
                 if number % 20 == 0:
+                    if stop.is_set():
+                        break
                     self._producer.poll(0)
                     ahead = started + number / per_second - time.monotonic()
                     if ahead > 0:

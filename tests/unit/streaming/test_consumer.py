@@ -46,6 +46,7 @@ class FakeThread:
         self.commits: list[dict[TP, int]] = []
         self.commit_result = True
         self.paused: set[TP] = set()
+        self.assignments = 1
 
     def assignment(self) -> set[TP]:
         return set(self.assigned)
@@ -58,7 +59,7 @@ class FakeThread:
         self.numbers[tp] = number
         return tp in self.assigned
 
-    async def pause_fetching(self, partitions: Iterable[TP]) -> None:
+    async def pause_fetching(self, partitions: Iterable[TP], assignment: int) -> None:
         self.paused.update(partitions)
 
     async def earliest_offsets(self, *tps: TP) -> dict[TP, int]:

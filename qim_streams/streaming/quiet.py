@@ -1,0 +1,58 @@
+"""Drivers that repeat themselves: at most one line per kind of message and interval.
+
+While a broker is away aiokafka logs about sixty errors per second, all saying the same. The first of
+each kind passes; what was held back is counted in the next line of its kind.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+NOISY: Final = (
+    "aiokafka",
+    "aiokafka.client",
+    "aiokafka.cluster",
+    "aiokafka.conn",
+    "aiokafka.consumer.consumer",
+    "aiokafka.consumer.fetcher",
+    "aiokafka.consumer.group_coordinator",
+    "qim_streams.streaming.producer",
+)
+INTERVAL_S: Final = 5.0
+_KINDS_MAX: Final = 1_000
+
+
+class QuietRepeats(logging.Filter):
+    """Passes one record per message template and interval."""
+
+    def __init__(self, interval_s: float = INTERVAL_S, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._interval_s, self._clock = interval_s, clock
+        self._next: dict[str, float] = {}
+        self._held: dict[str, int] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether `record` passes; it gets the number of those held back since the last one."""
+        if record.levelno < logging.WARNING or record.levelno >= logging.CRITICAL:
+            return True
+        kind, now = str(record.msg), self._clock()
+        if now < self._next.get(kind, 0.0):
+            self._held[kind] = self._held.get(kind, 0) + 1
+            return False
+        if len(self._next) >= _KINDS_MAX:
+            self._next.clear()
+            self._held.clear()
+        self._next[kind] = now + self._interval_s
+        held = self._held.pop(kind, 0)
+        if held:
+            record.msg = f"{record.msg} ({held} more of these)"
+        return True
+
+
+def quiet_drivers() -> None:
+    """Put the filter on the loggers that repeat themselves. Once per process is enough; twice is harmless."""
+    for name in NOISY:
+        logger = logging.getLogger(name)
+        if not any(isinstance(item, QuietRepeats) for item in logger.filters):
+            logger.addFilter(QuietRepeats())
