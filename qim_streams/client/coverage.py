@@ -46,6 +46,10 @@ class Coverage:
     def restart(self, after: int, known_w: int) -> None:
         """A connection begins: `after` and below need no pull."""
         self.pulled_to, self.known_w = after, known_w
+        self.stop()
+
+    def stop(self) -> None:
+        """The connection is over, and with it what was asked on it."""
         self._pull, self._probe, self._again = None, None, False
         self._gap_due_ms = self._failures = 0
 

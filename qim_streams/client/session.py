@@ -172,8 +172,8 @@ class Session:
         if self.auth and self.cursor is None and self.phase in (Phase.SYNCING, Phase.COMPLETING):
             self._backfill = (self.auth.shard_epoch, self.coverage.pulled_to)
         self.phase, self.auth, self._rid = Phase.OFFLINE, None, 0
-        self._parts.clear()
-        self.frames.clear()
+        self.frames, self._parts = [], {}
+        self.coverage.stop()
         self.inbox.disconnected()
         self.sends.disconnected()
         calls, self._calls = self._calls, {}

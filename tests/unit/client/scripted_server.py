@@ -18,6 +18,7 @@ from qim_streams.ids import direct_conversation_id, event_id
 from qim_streams.sync.session import SyncSession
 from qim_streams.wire import CODECS, SUBPROTOCOLS
 from qim_streams.wire.answers import error, error_for
+from qim_streams.wire.connection import ServerConnection
 from qim_streams.wire.frames import (
     Auth,
     AuthOk,
@@ -61,6 +62,8 @@ class Faults:
     expire: bool = False
     refuse_sends: list[tuple[str, int | None]] = field(default_factory=list)  # (error name, retry_after_ms)
     refuse_auth: str = ""
+    auth_delay_s: float = 0.0
+    refuse_pulls: list[tuple[str, int | None]] = field(default_factory=list)  # as refuse_sends, then cut
     ignore_pings: bool = False
     batch_entries: int = 1_000
     sync_delay_ms: int = 0
@@ -79,6 +82,7 @@ class Connection:
     online: bool = False
     sync: SyncSession = field(default_factory=lambda: SyncSession(None, -1, -1))
     batches: int = 0
+    state: ServerConnection = field(default_factory=lambda: ServerConnection(256))
 
     async def send(self, frame: Frame) -> None:
         data = self.codec.encode(frame)  # type: ignore[attr-defined]
@@ -199,11 +203,27 @@ class ScriptedServer:
             GroupRemove: self._group,
             GroupLeave: self._group,
         }
+        refusal = one.state.receive(frame)
+        if refusal is not None:
+            await self._fail(one, refusal.name, refusal.rid or 0)
+            return
         handler = handlers.get(type(frame))
         if handler is not None:
             await handler(one, frame)
+        if type(frame) is PullMailbox:
+            one.state.pull_answered()
+        elif type(frame) not in (Auth, SyncComplete, Ping, Pong):
+            one.state.request_answered()
 
     async def _auth(self, one: Connection, frame: Auth) -> None:
+        await asyncio.sleep(self.faults.auth_delay_s)
+        await self._sign_on(one, frame)
+        if one.user:
+            one.state.auth_accepted()
+        else:
+            one.state.auth_refused()
+
+    async def _sign_on(self, one: Connection, frame: Auth) -> None:
         faults = self.faults
         if faults.refuse_auth:
             await self._fail(one, faults.refuse_auth, frame.rid)
@@ -255,6 +275,11 @@ class ScriptedServer:
             result = self.before_batch(one)
             if asyncio.iscoroutine(result):
                 await result
+        if self.faults.refuse_pulls:
+            name, delay = self.faults.refuse_pulls.pop(0)
+            await one.send(error(name, "no", frame.rid, retry_after_ms=delay))
+            await one.socket.close()
+            return
         try:
             one.sync.check_pull(frame.after_seq, frame.up_to_seq, self.watermark)
         except ProtocolError as failure:
@@ -281,8 +306,10 @@ class ScriptedServer:
         try:
             one.sync.check_complete(frame.sync_to_seq)
         except SyncVerdict as failure:
+            one.state.completion_refused()
             await one.send(error_for(failure, frame.rid))
             return
+        one.state.completion_accepted()
         one.online = True
         await one.send(OnlineReady(frame.rid, f"c.{one.sync.complete()}"))
         late = [event for event in self.log[one.user] if event.mailbox_seq > one.sync.sync_to_seq]

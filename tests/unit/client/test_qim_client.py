@@ -217,6 +217,24 @@ async def test_cut_mid_sync_resumes_and_push_moves_no_cursor(server: ScriptedSer
     assert screen.count(SyncFinished) == 1
 
 
+async def test_nothing_but_auth_is_sent_before_auth_ok(server: ScriptedServer) -> None:
+    """A7: a pull that was to be repeated when the connection ended waits for the next AUTH_OK."""
+    for n in range(30):
+        server.store(ROOM, "bob", str(n).encode(), BOTH)
+    server.faults.refuse_pulls = [("STORE_UNAVAILABLE", 50)]
+    screen = Screen()
+
+    def slow_down(_: object) -> None:
+        server.faults.auth_delay_s = 0.3  # longer than the pull's delay, many ticks of the client
+
+    server.before_batch = slow_down
+    async with client_of(server, "ann", screen, first_sync="mailbox"):
+        pass
+    assert len(server.frames(PullMailbox)) == 2
+    assert len(screen.bodies) == 30
+    assert server.accepted == 2
+
+
 async def test_first_sync_from_the_mailbox_is_pipelined(server: ScriptedServer) -> None:
     for n in range(900):
         server.store(ROOM, "bob", str(n).encode(), BOTH)
