@@ -90,6 +90,7 @@ async def test_rebalance_storm(
             await traffic.more_acks(5)  # progress all along
         for role in ROLES:
             for worker in list(crowd.workers[role]):
+                await traffic.until(worker.is_ready, JOIN_S, f"{worker.name} to be there")
                 await crowd.go(role, worker, politely=True)
         await traffic.more_acks(50)
     figures |= {"joined": crowd.joined, "left": crowd.left, "killed": crowd.killed}

@@ -45,7 +45,7 @@ def _consumer(brokers: str) -> Consumer:
 
 def _until(deadline_s: float, what: str) -> None:
     if time.monotonic() > deadline_s:
-        raise AssertionError(f"{what} within {READ_S} s")
+        raise AssertionError(f"within {READ_S} s: {what}")
 
 
 def ends(brokers: str, topic: str) -> dict[int, int]:
@@ -66,18 +66,19 @@ def ends(brokers: str, topic: str) -> dict[int, int]:
 
 
 def read_topic(brokers: str, topic: str) -> Iterator[Message]:
-    """Every record of a topic up to its present end, partition by partition in offset order."""
-    wanted = {number: end for number, end in ends(brokers, topic).items() if end > 0}
+    """Every record of a topic up to its present end; per partition in offset order."""
+    left = {number: end for number, end in ends(brokers, topic).items() if end > 0}
+    deadline_s = time.monotonic() + READ_S
     with closing(_consumer(brokers)) as consumer:
-        for number, end in wanted.items():
-            consumer.assign([TopicPartition(topic, number, 0)])
-            at, deadline_s = 0, time.monotonic() + READ_S
-            while at < end:
-                _until(deadline_s, f"{topic} {number} was read to {at} of {end}")
-                for record in consumer.consume(min(500, end - at), timeout=0.5):
-                    if record.error() is None and record.offset() < end:
-                        yield record
-                        at = record.offset() + 1
+        consumer.assign([TopicPartition(topic, number, 0) for number in left])
+        while left:
+            _until(deadline_s, f"{topic} was not read to its end: {left}")
+            for record in consumer.consume(200, timeout=0.1):
+                number = record.partition()
+                if record.error() is None and number in left:
+                    yield record
+                    if record.offset() + 1 >= left[number]:
+                        del left[number]
 
 
 def read_outbox(brokers: str, tenant_id: str, prefix: str) -> list[Logged]:
@@ -89,7 +90,7 @@ def read_outbox(brokers: str, tenant_id: str, prefix: str) -> list[Logged]:
         if message.tenant_id == tenant_id and message.client_message_id.startswith(prefix):
             relayed = bool(outer.flags & OUTBOX_RELAYED)
             found.append(Logged(record.partition(), record.offset(), relayed, outer.message, message))
-    return found
+    return sorted(found, key=lambda one: (one.partition, one.offset))
 
 
 class HotTier:
