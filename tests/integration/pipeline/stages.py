@@ -6,12 +6,15 @@ each event that was not its own. Users' ordinals are made here, as the ordinal d
 """
 
 import itertools
+import json
 import sys
 import time
+import urllib.request
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import redis
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -20,6 +23,7 @@ from pyroaring import BitMap
 
 from qim_streams.commit import keys
 from qim_streams.embedded.process import ChildProcess, child_env, start_child
+from qim_streams.errors import RecordError
 from qim_streams.ids import direct_conversation_id, event_id
 from qim_streams.mailbox import watermark
 from qim_streams.membership.bitmaps import encode
@@ -31,6 +35,8 @@ from qim_streams.records import (
     OutboxRecord,
     Presence,
     decode_entry,
+    decode_message,
+    decode_outbox,
     decode_push,
     pack_ordinals,
     record_key,
@@ -97,7 +103,14 @@ class Stages:
 
     def __post_init__(self) -> None:
         self.redis = redis.Redis.from_url(self.settings.redis_url.get_secret_value())
-        self._producer = Producer({"bootstrap.servers": self.settings.brokers, "linger.ms": 1})
+        self._producer = Producer(
+            {
+                "bootstrap.servers": self.settings.brokers,
+                "linger.ms": 1,
+                "enable.idempotence": True,
+                "log_level": 0,
+            }
+        )
         self._numbers = itertools.count(1)
         self._ordinals: dict[str, int] = {}
 
@@ -184,8 +197,6 @@ class Stages:
         )
         row = self.redis.hget(f"{tag}r:{of}", str(sent.seq))
         assert isinstance(row, bytes)
-        from qim_streams.records import decode_message
-
         message = decode_message(row)._replace(**changes)
         for _ in range(times):
             self.append_outbox(sent.conversation, message, OUTBOX_RELAYED)
@@ -204,14 +215,15 @@ class Stages:
         """Wait until everything appended is in the log."""
         assert self._producer.flush(30) == 0
 
-    def come_online(self, user: str, device: str, connection_shard: int) -> None:
-        """A device's presence, under a lease that is held."""
+    def come_online(self, user: str, device: str, connection_shard: int) -> int:
+        """A device's presence, under a lease that is held; its connection_id."""
         connection_id = LEASE_EPOCH << 32 | next(self._numbers)
         presence = Presence(
             TENANT, user, self.ordinal(user), device, connection_shard, connection_id, 1, COMMITTED_AT
         )
         self.append(PRESENCE, self.shard(user), record_key(TENANT, user, device), presence.encode())
         self.online[user, device] = connection_id
+        return connection_id
 
     def hold_connection_leases(self) -> None:
         """The gateways' leases, held for the whole test."""
@@ -223,8 +235,8 @@ class Stages:
 
     # -- workers
 
-    def start(self, role: str, *, slot: int = 0, failpoints: str = "") -> None:
-        """Start (or restart) a worker in its own state directory."""
+    def start(self, role: str, *, slot: int = 0, failpoints: str = "", web_port: int = 0) -> None:
+        """Start (or restart) a worker in its own state directory; with a port also its web pages."""
         name = f"{role}-{slot}"
         state = self.directory / name
         state.mkdir(exist_ok=True)
@@ -238,12 +250,14 @@ class Stages:
             "QIM_FAILPOINT": failpoints,
             "QIM_FAILPOINT_LATCH": str(state),
         }
+        if web_port:
+            env |= {"QIM_WEB_ENABLED": "true", "QIM_WEB_PORT": str(web_port)}
         for field_name in (
             "outbox_partitions", "mailbox_shards", "connection_shards", "lease_ttl_ms", "lease_renew_ms",
             "stream_session_timeout_ms", "mailbox_writebatch_max_entries",
         ):  # fmt: skip
             env[f"QIM_{field_name.upper()}"] = str(getattr(settings, field_name))
-        argv = [sys.executable, "-m", "faust", "-A", AGENTS[role], "worker", "-l", "info", "--without-web"]
+        argv = [sys.executable, "-m", "faust", "-A", AGENTS[role], "worker", "-l", "info"]
         self.workers[name] = start_child(
             name, argv, env=child_env(env, settings=False), log_path=self.directory / f"{name}.log", cwd=ROOT
         )
@@ -276,6 +290,35 @@ class Stages:
 
     # -- the judge
 
+    def judge_outbox(self) -> None:
+        """What was fed is in order: else nothing below could be. Repeats and poison left out."""
+        last: dict[str, int] = defaultdict(int)
+        wanted = {one.message_id for one in self.sent}
+        for _, _, value in self.read(OUTBOX, self.settings.outbox_partitions):
+            try:
+                message = decode_message(decode_outbox(value or b"").message)
+            except RecordError:
+                continue
+            if message.message_id in wanted and message.conversation_seq > last[message.conversation_id]:
+                assert message.conversation_seq == last[message.conversation_id] + 1, "fed out of order"
+                last[message.conversation_id] = message.conversation_seq
+
+    def ready(self) -> dict[int, list[int]]:
+        """from_seq of every PresenceReady, by connection."""
+        found: dict[int, list[int]] = defaultdict(list)
+        for _, _, value in self.read(PUSH, self.settings.connection_shards):
+            for one in decode_push(value or b"").ready:
+                found[one.connection_id].append(one.from_seq)
+        return found
+
+    def fetch(self, port: int, path: str) -> Any:
+        """A page of a worker's web view, from JSON; None while nobody answers."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+                return json.loads(answer.read())
+        except (OSError, ValueError):
+            return None
+
     def ends(self, topic: str, partitions: int) -> dict[int, int]:
         """The end offset (exclusive) of every partition."""
         consumer = Consumer({"bootstrap.servers": self.settings.brokers, "group.id": "judge-ends"})
@@ -291,7 +334,12 @@ class Stages:
         """(partition, offset, value) of everything in a topic."""
         found: list[tuple[int, int, bytes | None]] = []
         consumer = Consumer(
-            {"bootstrap.servers": self.settings.brokers, "group.id": "judge", "enable.auto.commit": False}
+            {
+                "bootstrap.servers": self.settings.brokers,
+                "group.id": "judge",
+                "enable.auto.commit": False,
+                "log_level": 0,
+            }
         )
         deadline = time.monotonic() + 60
         try:
@@ -348,7 +396,8 @@ class Stages:
             assert set(held) == expected[user], f"{user}: {len(held)} of {len(expected[user])}"
             last: dict[str, int] = defaultdict(int)
             for row in rows:
-                assert row.conversation_seq == last[row.conversation_id] + 1, f"{user}: out of order"
+                expected_seq = last[row.conversation_id] + 1
+                assert row.conversation_seq == expected_seq, f"{user} in {row.conversation_id}: out of order"
                 last[row.conversation_id] = row.conversation_seq
                 own = row.sender_id == user
                 assert (row.flags & 1 == 0) == own

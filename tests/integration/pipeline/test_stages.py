@@ -8,6 +8,9 @@ from random import Random
 
 import pytest
 
+from qim_streams.embedded.ports import free_ports
+from qim_streams.ids import event_id
+from qim_streams.records import MessageRecord, OutboxRecord, record_key
 from tests.integration.pipeline.stages import DEAD_LETTERS, OUTBOX, TENANT, Conversation, Stages
 from tests.support.waiting import eventually_sync
 
@@ -92,6 +95,7 @@ def test_workers_killed_at_every_step(stages: Stages) -> None:
 
 def _judged(stages: Stages) -> bool:
     """Repeats at the end of the log are covered a moment after the last entry."""
+    stages.judge_outbox()
     ends = stages.ends("qim.dispatch.v1", stages.settings.mailbox_shards)
     if any(stages.watermark(shard) != {end - 1} for shard, end in ends.items()):
         return False
@@ -128,8 +132,6 @@ def test_repeats_forgeries_and_poison(stages: Stages) -> None:
 
 def _poison(stages: Stages, chat: Conversation) -> list[tuple[bytes | None, bytes | None]]:
     """Eight kinds of records that are no Outbox record of this partition, as (key, value)."""
-    from qim_streams.records import MessageRecord, OutboxRecord, record_key
-
     key = record_key(TENANT, chat.conversation_id)
     message = MessageRecord(
         99,
@@ -193,3 +195,54 @@ def test_disks_lost_and_a_second_worker(stages: Stages) -> None:
     wait_mailboxed(stages)
     eventually_sync(lambda: _judged(stages), 20, "W to reach the log's end")
     assert stages.read(DEAD_LETTERS, 1) == []
+
+
+def test_presence_tables_and_a_gateway_that_dies(stages: Stages) -> None:
+    """§6: devices in the log and new ones are told and pushed to; a dead gateway's vanish at once."""
+    stages.hold_connection_leases()
+    chat = stages.direct("ann", "ben")
+    early = stages.come_online("ben", "phone", 0)
+    stages.flush()
+    (port,) = free_ports(1)
+    stages.start("fanout")
+    stages.start("mailbox", web_port=port)
+    stages.wait_ready("mailbox")
+    eventually_sync(lambda: stages.ready().get(early) == [-1], 20, "the early device to be told")
+    first = stages.send(chat, "ann")
+    stages.flush()
+    eventually_sync(lambda: stages.pushed_events()["ben", "phone"], 20, "the first push")
+    late = stages.come_online("ann", "web", 1)
+    stages.flush()
+    eventually_sync(lambda: len(stages.ready().get(late, [])) == 1, 20, "the late device to be told")
+    second = stages.send(chat, "ann")
+    stages.flush()
+    wanted = [event_id(second.message_id, "ann")]
+    eventually_sync(lambda: stages.pushed_events()["ann", "web"] == wanted, 20, "the push to the late device")
+    assert stages.pushed_events()["ben", "phone"] == [
+        event_id(one.message_id, "ben") for one in (first, second)
+    ]
+    _tables_show_it(stages, port)
+    stages.redis.incr("{cs:0}:epoch")  # the gateway was restarted: its old connections are gone
+    eventually_sync(lambda: "devices of ended gateways" in stages.log_end("mailbox-0"), 20, "the purge")
+    third = stages.send(chat, "ann")
+    stages.flush()
+    wanted.append(event_id(third.message_id, "ann"))
+    eventually_sync(lambda: stages.pushed_events()["ann", "web"] == wanted, 20, "the third push")
+    assert len(stages.pushed_events()["ben", "phone"]) == 2
+    wait_mailboxed(stages)
+
+
+def _tables_show_it(stages: Stages, port: int) -> None:
+    index = stages.fetch(port, "/qim/tables/index/")
+    assert [one["name"] for one in index["tables"]] == ["dispatch_progress", "lane_watermarks"]
+    shard = stages.shard("ben")
+
+    def covered() -> bool:
+        found = stages.fetch(port, f"/qim/tables/lane_watermarks/?partition={shard}")
+        return bool(found["rows"]) and {found["rows"][0]["covered"]} == stages.watermark(shard)
+
+    eventually_sync(covered, 10, "the table to show W")
+    pages = stages.fetch(port, f"/qim/tables/dispatch_progress/?partition={shard}&offset=0")["rows"]
+    assert [page["first"] for page in pages] == sorted(page["first"] for page in pages)
+    assert sum(page["dispatches"] for page in pages) == 2
+    assert stages.fetch(port, "/qim/tables/") is None, "the page for people is HTML"

@@ -1,0 +1,146 @@
+"""Where a shard starts, and when it refuses to. Spec: §11. E13, T-B4, H6. (Batches: the shard machine.)"""
+
+import pytest
+
+from qim_streams.errors import FencedError, InvariantViolation
+from qim_streams.mailbox import members, metrics
+from qim_streams.mailbox.memory_table import MemoryTable
+from tests.support.shard_world import SHARD, ShardWorld, Worker
+
+
+async def started(world: ShardWorld, boot: int) -> Worker:
+    worker = Worker(world, boot)
+    await worker.start()
+    return worker
+
+
+def direct(world: ShardWorld, count: int = 1) -> None:
+    for _ in range(count):
+        world.append_message([1, 65], sender=1, inline=True)
+
+
+async def test_a_shard_goes_on_behind_its_pages() -> None:
+    world = ShardWorld()
+    direct(world, 5)
+    worker = await started(world, 1)
+    assert worker.next_offset == 0
+    await worker.work(3)
+    world.lose_disk()
+    assert (await started(world, 2)).next_offset == 3
+
+
+async def test_a_store_ahead_of_the_table_is_not_written_again_but_paged() -> None:
+    world = ShardWorld()
+    direct(world, 3)
+    worker = await started(world, 1)
+    await world.store.write_and_advance(SHARD, 1, [], -1, 2)  # entries and W of a batch whose page was lost
+    before = world.store.snapshot()
+    worker = await started(world, 2)
+    assert worker.next_offset == 0
+    world.faults.arm(0, "lost_request")  # a write to the store would fail
+    await worker.work(3)
+    assert repr(world.store.snapshot()).replace("owner=2", "owner=1") == repr(before)
+    assert worker.progress.seen(SHARD, [world.id_of(2)])[0] is not None
+
+
+async def test_a_store_behind_the_table_is_filled_again() -> None:
+    """E13: W is never lowered in the table, nobody is served from it, and replay brings it back."""
+    world = ShardWorld()
+    direct(world, 4)
+    worker = await started(world, 1)
+    await worker.work(2)
+    old = world.store.snapshot()
+    await worker.work(2)
+    world.store.restore(old)
+    alarms = metrics.ALARMS.labels("store_fell_back")._value.get()
+    worker = await started(world, 2)
+    assert (worker.next_offset, worker.leases.served[SHARD].caught_up) == (2, False)
+    assert metrics.ALARMS.labels("store_fell_back")._value.get() == alarms + 1
+    await worker.work(1)
+    assert worker.leases.served[SHARD].floor == 3
+    await worker.work(1)
+    assert worker.leases.served[SHARD].caught_up
+    await world.check()
+    assert world.pushes.pushed == [(1, 0), (1, 1), (1, 2), (1, 3)], "pushed once, not again by the replay"
+
+
+@pytest.mark.parametrize("where", ["table", "store"])
+async def test_a_log_that_ends_too_early_is_refused(where: str) -> None:
+    """T-B4: the topic was re-created; serving it would pass off old coverage as new."""
+    world = ShardWorld()
+    direct(world, 3)
+    worker = await started(world, 1)
+    await worker.work(3)
+    if where == "store":
+        world.progress_table.changelog.clear()
+        world.floor_table.changelog.clear()
+        world.lose_disk()
+    world.log, world.next_offset = world.log[:1], 1
+    with pytest.raises(InvariantViolation, match="re-created"):
+        await started(world, 2)
+
+
+async def test_a_gap_between_w_and_what_was_read_is_refused() -> None:
+    """B2: a batch that does not start where W stands would cover records that were never written."""
+    world = ShardWorld()
+    direct(world, 5)
+    worker = await started(world, 1)
+    worker.next_offset, worker.previous = 3, 2
+    with pytest.raises(InvariantViolation, match="covered without entries"):
+        await worker.work(1)
+    assert set(await world.watermark()) == {-1}
+
+
+async def test_lanes_that_stand_apart_are_refused() -> None:
+    world = ShardWorld()
+    world.store._shard(SHARD).lanes = (1,) * 63 + (2,)
+    world.skip_offsets(9)
+    with pytest.raises(InvariantViolation, match="lanes stand apart"):
+        await started(world, 1)
+
+
+async def test_the_old_owner_is_fenced() -> None:
+    """P14, T-Z1."""
+    world = ShardWorld()
+    direct(world, 2)
+    old = await started(world, 1)
+    world.lose_disk()
+    await started(world, 2)
+    with pytest.raises(FencedError):
+        await old.work(1)
+
+
+async def test_a_missing_member_bitmap_costs_one_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P13: to the dead letters with an alarm; W goes on."""
+    monkeypatch.setattr(members, "_FIRST_WAIT_S", 0.0)
+    world = ShardWorld()
+    world.append_message([1, 65], sender=1, inline=False)
+    direct(world)
+    world.bitmaps.rows.clear()
+    worker = await started(world, 1)
+    await worker.work(2)
+    assert world.graveyard.offsets == [0]
+    assert set(await world.watermark()) == {1}
+    assert len(await world.held(65)) == 1
+
+
+async def test_everything_known_of_a_released_shard_is_dropped() -> None:
+    world = ShardWorld()
+    direct(world, 2)
+    worker = await started(world, 1)
+    await worker.work(1)
+    await worker.service.release(frozenset({SHARD}))
+    assert worker.leases.served == {}
+    await worker.start()
+    assert worker.next_offset == 1
+    assert worker.leases.served[SHARD].epoch == 1, "it came back to the same worker"
+    await worker.service.close()
+
+
+def test_the_fake_table_recovers_what_was_acknowledged() -> None:
+    """The model's own ground: a wiped disk holds what the changelog holds."""
+    table = MemoryTable()
+    table.write_batch(0, {b"a": b"1", b"b": b"2"})
+    table.crash(0, sent=1)
+    assert table.read(0, b"b") == b"2"
+    assert (table.elsewhere().read(0, b"a"), table.elsewhere().read(0, b"b")) == (b"1", None)
