@@ -20,7 +20,7 @@ _INTRO = f"""\
 
 Made by `python -m qim_streams.wire.document` from the tables in `qim_streams/wire/`. Do not edit by hand.
 
-WebSocket at `/v1/connect`. The subprotocol chooses the encoding: `{SUBPROTOCOLS[0]}` (binary messages, one
+WebSocket at `/ws`. The subprotocol chooses the encoding: `{SUBPROTOCOLS[0]}` (binary messages, one
 msgpack map each) or `{SUBPROTOCOLS[1]}` (text messages, one JSON object each). A frame is a map with `t` (its
 name) and its fields. An absent field and null are the same; unknown fields are ignored.
 
@@ -30,7 +30,8 @@ name) and its fields. An absent field and null are the same; unknown fields are 
 * `rid` names a request. Its answer, or the ERROR in its place, repeats it. Answers may come in another order
   than requests; keep `rid`s of unanswered requests distinct.
 * A client frame has at most {limits.FRAME_BYTES_MAX} bytes (the operator may move it) and nests at most
-  {limits.FRAME_DEPTH_MAX} deep; a server frame has at most {limits.SERVER_FRAME_BYTES_MAX} bytes.
+  {limits.FRAME_DEPTH_MAX} deep; a larger one ends the connection with close code 1009. A server frame has at
+  most {limits.SERVER_FRAME_BYTES_MAX} bytes. Nothing is compressed.
 
 ## A session
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
-from qim_streams.wire.kinds import Kind, Malformed
+from qim_streams.wire.kinds import Kind, ListOf, Malformed
 
 
 class Field(NamedTuple):
@@ -30,6 +30,7 @@ class Schema:
         self._make: Callable[[Sequence[Any]], Any] = cls._make
         self._binary = tuple((f.name, f.kind.take, f.required, f.default) for f in self.fields)
         self._text = tuple((f.name, f.kind.take_text, f.required, f.default) for f in self.fields)
+        self._is_flat = not any(isinstance(field.kind, ListOf | Struct) for field in self.fields)
         self._give = tuple((f.name, f.kind.give_text) for f in self.fields)
 
     def take(self, raw: dict[Any, Any]) -> Any:
@@ -42,8 +43,10 @@ class Schema:
 
     def plain(self, value: Any) -> dict[str, Any]:
         """The msgpack map of a value; None is left out, nested structures become maps."""
-        names = self.cls._fields
-        return {n: _plain(v) for n, v in zip(names, value, strict=True) if v is not None}
+        pairs = zip(self.cls._fields, value, strict=True)
+        if self._is_flat:
+            return {name: v for name, v in pairs if v is not None}
+        return {name: _plain(v) for name, v in pairs if v is not None}
 
     def plain_text(self, value: Any) -> dict[str, Any]:
         """The JSON object of a value; None is left out."""

@@ -54,7 +54,7 @@ from qim_streams.wire.events import common_body
 from qim_streams.wire.frames import Auth, AuthOk, Event, PullMailbox, PushEvents, SyncComplete
 from tests.support.mailbox_world import Bodies, Epochs, HookedStore
 
-JWT_SECRET, CURSOR_SECRET = "j" * 40, "c" * 40
+JWT_SECRET, CURSOR_SECRET = "j" * 64, "c" * 40
 TENANT = "acme"
 
 

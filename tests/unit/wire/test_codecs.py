@@ -27,7 +27,7 @@ BOTH = pytest.mark.parametrize("codec", CODECS.values(), ids=lambda c: c.subprot
 
 @BOTH
 @given(frame=CLIENT)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_client_frames_round_trip(codec: Codec, frame: object) -> None:
     """T-F3: decode(encode(x)) = x."""
     back = codec.decode_client(codec.encode(frame))
@@ -36,7 +36,7 @@ def test_client_frames_round_trip(codec: Codec, frame: object) -> None:
 
 @BOTH
 @given(frame=SERVER)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_server_frames_round_trip(codec: Codec, frame: object) -> None:
     """T-F3: decode(encode(x)) = x."""
     back = codec.decode_server(codec.encode(frame))
