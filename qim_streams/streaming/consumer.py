@@ -32,7 +32,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from itertools import count
 from typing import Any
 
-from aiokafka.errors import KafkaError
+from aiokafka.errors import ConsumerStoppedError
 from faust.transport.drivers import aiokafka as driver
 from faust.types import TP
 from mode import Service
@@ -42,7 +42,7 @@ from qim_streams.streaming.doubt import die
 from qim_streams.streaming.lanes import Chunk, PartitionLanes
 from qim_streams.streaming.starts import LogRange, PartitionStarts
 from qim_streams.streaming.transport import Drained, StreamConsumerThread
-from qim_streams.streaming.watchdog import PartitionView, RebalanceWatch, StallWatch
+from qim_streams.streaming.watchdog import WATCH_INTERVAL_S, ConsumerWatch, PartitionView
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +51,6 @@ _POLL_PRESSED_S = 0.02  # the same while some lanes are full
 _BRANCHES = ("delivered", "stale", "early", "behind", "ahead", "hole", "lost")
 _IDLE_S = 0.01  # pause when nothing may be fetched
 _COMMIT_TIMEOUT_S = 5.0
-_WATCH_INTERVAL_S = 1.0
-_END_TIMEOUT_S = 0.9  # below the interval
 
 
 class StreamConsumer(driver.Consumer):
@@ -74,8 +72,7 @@ class StreamConsumer(driver.Consumer):
         self._committed: dict[TP, int] = {}
         self._quiescing = asyncio.Lock()
         self.starts = PartitionStarts(self)
-        self.watch = StallWatch(self.spec.stall_timeout_s, self.spec.uncommitted_timeout_s, _WATCH_INTERVAL_S)
-        self.rebalance_watch = RebalanceWatch(self.spec.recovery_stall_timeout_s, _WATCH_INTERVAL_S)
+        self.watch = ConsumerWatch(self)
         role = self.spec.role
         self._branch = {name: metrics.CHUNKS.labels(role, name) for name in _BRANCHES}
         self._commits = {
@@ -143,6 +140,25 @@ class StreamConsumer(driver.Consumer):
     def _note(self, branch: str) -> None:
         self.branches[branch] += 1
         self._branch[branch].inc()
+
+    async def _drain_messages(self, fetcher: Any) -> None:
+        """Give what `getmany` yields to Faust's conductor; Faust's loop without its cost per message.
+
+        While the flow is active the conductor takes a message without waiting, so the race against a
+        suspension (four tasks per message in Faust) is run only when it is not.
+        """
+        callback, flow, stopped = self.callback, self.app.flow_control, fetcher._stopped
+        try:
+            while not (self.should_stop or stopped.is_set()):
+                async for _, message in self.getmany(1.0):
+                    if flow.is_active() and not self.app.topics._tp_to_callback_lock.locked():
+                        await callback(message)
+                    else:
+                        await self.wait_first(callback(message), self.suspend_flow.wait())
+                await asyncio.sleep(0)
+        except (ConsumerStoppedError, asyncio.CancelledError):
+            if not self.app.should_stop:
+                raise
 
     def _current(self, epoch: int) -> bool:
         return bool(self.flow_active) and self.epoch == epoch
@@ -292,9 +308,6 @@ class StreamConsumer(driver.Consumer):
                     self._committed[tp] = offset
         return done
 
-    async def _add_gap(self, tp: TP, offset_from: int, offset_to: int) -> None:
-        """Chunks advance by many offsets on purpose; nothing to record."""
-
     async def quiesce(self, reason: str) -> None:
         """End the current assignment: see point 5. Safe to call when none is left."""
         self.epoch += 1  # before anything that waits: from here on no chunk of this assignment passes
@@ -364,39 +377,23 @@ class StreamConsumer(driver.Consumer):
 
     @Service.task
     async def _watch_partitions(self) -> None:
-        async for _ in self.itertimer(_WATCH_INTERVAL_S, name="stream-watch"):
-            busy = self.app.rebalancing or not self.flow_active
-            remaining = self.app.tables.recovery.active_remaining_total() if busy else 0
-            verdict = self.rebalance_watch.tick(busy, (self.epoch, remaining)) or self.watch.tick(
-                [] if busy else await self._views()
-            )
-            if verdict.reason is not None:
-                die(verdict.reason)
-            for tp in verdict.look_again:
-                if tp in self.positions:
-                    await self.seek_source(tp, self.positions[tp])
+        async for _ in self.itertimer(WATCH_INTERVAL_S, name="stream-watch"):
+            await self.watch.look()
 
-    async def _views(self) -> list[PartitionView]:
-        epoch = self.epoch
-        tps = [tp for tp in self.assignment() if self.is_source(tp)]
-        if not tps:
-            return []
-        try:
-            ends = await self._thread.log_ends(tps, _END_TIMEOUT_S)
-        except (KafkaError, TimeoutError):
-            ends = {}  # the broker is away: nothing can be said about progress
-        if epoch != self.epoch:
-            return []
-        return [
-            PartitionView(
-                tp=tp,
-                position=self.positions.get(tp),
-                fetched=self.fetch_position(tp),
-                end=ends.get(tp),
-                deliveries=self.deliveries.get(tp, 0),
-                queued=self.lanes[tp.topic].queued(tp.partition),
-                processed=self._processed.get(tp),
-                committed=self._committed.get(tp),
-            )
-            for tp in tps
-        ]
+    async def log_ends(self, tps: Iterable[TP], timeout_s: float) -> dict[TP, int]:
+        """The next offset to be written, per partition; TimeoutError or KafkaError when it cannot be had."""
+        ends: dict[TP, int] = await self._thread.log_ends(tps, timeout_s)
+        return ends
+
+    def view(self, tp: TP, end: int | None) -> PartitionView:
+        """What the watchdog should know of an owned source partition that ends at `end`."""
+        return PartitionView(
+            tp=tp,
+            position=self.positions.get(tp),
+            fetched=self.fetch_position(tp),
+            end=end,
+            deliveries=self.deliveries.get(tp, 0),
+            queued=self.lanes[tp.topic].queued(tp.partition),
+            processed=self._processed.get(tp),
+            committed=self._committed.get(tp),
+        )

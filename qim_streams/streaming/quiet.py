@@ -1,4 +1,7 @@
-"""Drivers that repeat themselves: at most one line per kind of message and interval.
+"""Drivers that repeat themselves: at most one line per kind of message and interval, and no debug lines.
+
+Faust's worker opens the root logger at DEBUG and filters in the handler: aiokafka then builds a record
+per partition and fetch, a fifth of its thread's CPU, to be thrown away.
 
 While a broker is away aiokafka logs about sixty errors per second, all saying the same. The first of
 each kind passes; what was held back is counted in the next line of its kind.
@@ -19,6 +22,7 @@ NOISY: Final = (
     "aiokafka.consumer.group_coordinator",
     "qim_streams.streaming.producer",
 )
+CHATTY: Final = ("aiokafka", "faust", "mode", "asyncio")
 INTERVAL_S: Final = 5.0
 _KINDS_MAX: Final = 1_000
 
@@ -51,7 +55,14 @@ class QuietRepeats(logging.Filter):
 
 
 def quiet_drivers() -> None:
-    """Put the filter on the loggers that repeat themselves. Once per process is enough; twice is harmless."""
+    """Put the filter on the loggers that repeat themselves, and INFO on those whose level nobody chose.
+
+    Once per process is enough; twice is harmless.
+    """
+    for name in CHATTY:
+        logger = logging.getLogger(name)
+        if logger.level == logging.NOTSET:
+            logger.setLevel(logging.INFO)
     for name in NOISY:
         logger = logging.getLogger(name)
         if not any(isinstance(item, QuietRepeats) for item in logger.filters):

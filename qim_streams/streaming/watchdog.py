@@ -15,14 +15,20 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from aiokafka.errors import KafkaError
 from faust.types import TP
 
 from qim_streams.streaming.doubt import die
 
+if TYPE_CHECKING:
+    from qim_streams.streaming.consumer import StreamConsumer
+
 log = logging.getLogger(__name__)
 
+WATCH_INTERVAL_S: Final = 1.0
+_END_TIMEOUT_S: Final = 0.9  # below the interval
 _ABOVE_END_TICKS: Final = 5  # a new leader may know a lower end for a moment
 _LOOP_INTERVAL_S: Final = 1.0
 
@@ -141,6 +147,46 @@ class RebalanceWatch:
         return Verdict(
             f"rebalance or recovery without progress for {self._ticks} ticks, {progress[1]} records left"
         )
+
+
+class ConsumerWatch:
+    """Looks at a consumer once per tick and does what the watches above decide."""
+
+    def __init__(self, consumer: "StreamConsumer") -> None:
+        spec = consumer.spec
+        self._consumer = consumer
+        self._stalls = StallWatch(spec.stall_timeout_s, spec.uncommitted_timeout_s, WATCH_INTERVAL_S)
+        self._rebalance = RebalanceWatch(spec.recovery_stall_timeout_s, WATCH_INTERVAL_S)
+
+    def reset(self) -> None:
+        """A new assignment begins."""
+        self._stalls.reset()
+
+    async def look(self) -> None:
+        """One tick: look, and end the process or seek back where a watch says so."""
+        consumer = self._consumer
+        busy = consumer.app.rebalancing or not consumer.flow_active
+        left = consumer.app.tables.recovery.active_remaining_total() if busy else 0
+        verdict = self._rebalance.tick(busy, (consumer.epoch, left))
+        if verdict is None:
+            verdict = self._stalls.tick([] if busy else await self._views())
+        if verdict.reason is not None:
+            die(verdict.reason)
+        for tp in verdict.look_again:
+            if tp in consumer.positions:
+                await consumer.seek_source(tp, consumer.positions[tp])
+
+    async def _views(self) -> list[PartitionView]:
+        consumer = self._consumer
+        epoch = consumer.epoch
+        tps = [tp for tp in consumer.assignment() if consumer.is_source(tp)]
+        if not tps:
+            return []
+        try:
+            ends = await consumer.log_ends(tps, _END_TIMEOUT_S)
+        except (KafkaError, TimeoutError):
+            ends = {}  # the broker is away: nothing can be said about progress
+        return [consumer.view(tp, ends.get(tp)) for tp in tps] if epoch == consumer.epoch else []
 
 
 class LoopWatch:

@@ -20,6 +20,7 @@ from faust.tables.base import Collection
 from faust.tables.manager import TableManager
 from faust.tables.recovery import Recovery
 from faust.transport import consumer as base
+from faust.transport.conductor import Conductor
 from faust.transport.drivers import aiokafka as driver
 from mode.threads import QueueServiceThread
 
@@ -44,7 +45,7 @@ SIGNATURES: list[tuple[Any, str, list[str]]] = [
     (base.Consumer, "ack", ["self", "message"]),
     (base.Consumer, "force_commit", ["self", "topics", "start_new_transaction"]),
     (base.Consumer, "_commit", ["self", "offsets"]),
-    (base.Consumer, "_add_gap", ["self", "tp", "offset_from", "offset_to"]),
+    (base.Consumer, "wait_first", ["self", "coros", "timeout"]),
     (base.Consumer, "_drain_messages", ["self", "fetcher"]),
     (base.Consumer, "on_partitions_revoked", ["self", "revoked"]),
     (base.Consumer, "on_stop", ["self"]),
@@ -88,6 +89,7 @@ SOURCES: list[tuple[Any, list[str]]] = [
     (rocksdb.Store, ["_dbs", "rocksdb_options"]),
     (Recovery, ["active_tps", "active_offsets", "active_highwaters", "completed"]),
     (TableManager, ["_recovery", "changelog_queue"]),
+    (Conductor, ["_tp_to_callback_lock", "acks_enabled_for"]),
 ]
 
 
