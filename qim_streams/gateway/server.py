@@ -95,7 +95,7 @@ class Socket:
 
     async def close(self, code: int = WSCloseCode.GOING_AWAY) -> None:
         """Close the connection and wait until it is."""
-        self._hang_up(code)
+        self.session.end(code)
         if self._closing is not None:
             await asyncio.wait([self._closing])
 

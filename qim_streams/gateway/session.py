@@ -151,6 +151,13 @@ class ClientSession:
             self.feed.stream.interrupted()
             self.announce(anew=True)
 
+    def end(self, ws_close_code: int) -> None:
+        """Write what waits if the socket takes it, then close: nothing follows a close frame."""
+        self.connection.close()
+        self.outbound.flush()
+        self.outbound.close()
+        self._hang_up(ws_close_code)
+
     def close(self) -> None:
         """The socket is gone: forget the session and say so. Safe to repeat."""
         self.connection.close()
@@ -366,9 +373,7 @@ class ClientSession:
         self._send(answer)
         row = code_of(answer.name)
         if row.closes:
-            self.outbound.flush()
-            self.connection.close()
-            self._hang_up(row.ws_close_code)
+            self.end(row.ws_close_code)
 
     def _spawn(self, work: Callable[[], Awaitable[None]], rid: int, failed: Callable[[Error], None]) -> None:
         task = self._loop.create_task(self._guarded(work, rid, failed))

@@ -18,6 +18,7 @@ from qim_streams.wire.frames import (
     Error,
     LiveLost,
     MailboxBatch,
+    OnlineReady,
     Ping,
     Pong,
     PullMailbox,
@@ -273,6 +274,43 @@ async def test_too_many_connections() -> None:
         assert type(await second.call(Auth(1, token("ann"), "phone"))) is AuthOk
         await first.close()
         await second.close()
+
+
+async def test_a_storm_of_reconnects() -> None:
+    """T-X7, I10: many clients at once with old cursors: all sync, some are told to wait a little."""
+    async with GatewayWorld().running() as world:
+        users = [f"u{number}" for number in range(180)]
+        cursors = {user: world.signer.issue(world.address(user), 1, -1) for user in users}
+        for user in users:
+            await world.commit(user)
+        clients = await asyncio.gather(*(WireClient.connect(world.url) for _ in users))
+        auths = await asyncio.gather(
+            *(client.sign_on(user, cursors[user]) for client, user in zip(clients, users, strict=True))
+        )
+        delays = [auth.sync_delay_hint_ms for auth in auths]
+        assert max(delays) > 0
+        assert max(delays) <= 5_000
+        assert delays.count(0) >= 100
+        for client, auth, user in zip(clients, auths, users, strict=True):
+            batch = await client.pull(-1, auth.sync_to_seq)
+            assert [event.mailbox_seq for event in batch.entries] == [world.written[user][0][0]]
+            assert type(await client.go_online()) is OnlineReady
+        assert world.services.syncing == 0
+        await asyncio.gather(*(client.close() for client in clients))
+        await eventually(lambda: len(world.registry) == 0)
+
+
+async def test_nothing_follows_a_close() -> None:
+    """An event for a session that was just told to go is not written behind the close frame."""
+    async with GatewayWorld().running() as world, await WireClient.connect(world.url) as ben:
+        await ben.sign_on("ben")
+        await ben.go_online()
+        await world.ready("ben")
+        seq = await world.commit("ben")
+        world.registry.sessions()[0].fail("SESSION_REPLACED", "elsewhere")
+        await world.push("ben", seq)
+        assert (await ben.expect(Error)).name == "SESSION_REPLACED"
+        assert await ben.closed() == 4205
 
 
 async def test_chunked_bytes_give_the_same_frames() -> None:
