@@ -178,7 +178,6 @@ class PartitionLane:
         results = await self._settled(jobs, requests)
         if results is None:
             return []
-        failpoints.hit("writer.committed_in_redis")
         new: list[NewMessage] = []
         again: list[SendJob] = []
         orphans: list[tuple[SendJob, CommitResult]] = []
@@ -197,6 +196,7 @@ class PartitionLane:
             elif status is not CommitStatus.REPEAT_RESERVED:
                 self._answer(job, result)
         if new:
+            failpoints.hit("writer.committed_in_redis")
             made, self._made = self._made, []
             await self._tail.append(new, made)
         if orphans:
