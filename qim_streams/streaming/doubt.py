@@ -4,7 +4,7 @@ A worker that is unsure whether a record was applied, acknowledged or skipped mu
 own shutdown commits offsets, so even an orderly stop may lose the record in question. The process
 exits at once; the supervisor starts it again and it resumes at its own watermark.
 
-Exit codes: 70 doubt at run time, 78 a wrong configuration at start.
+Exit codes: 70 doubt at run time, 1 a wrong configuration at start (as in ``runtime``).
 
 Spec: §11, §14.1.
 """
@@ -16,7 +16,7 @@ import threading
 from typing import Final, NoReturn
 
 EXIT_DOUBT: Final = 70
-EXIT_CONFIG: Final = 78
+EXIT_CONFIG: Final = 1
 _FLUSH_SECONDS_MAX: Final = 2.0
 
 log = logging.getLogger(__name__)

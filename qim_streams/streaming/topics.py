@@ -7,7 +7,6 @@ adding partitions would move keys and deleting a topic would restart its offsets
 Spec: §2, §4.
 """
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +20,9 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from qim_streams.errors import ConfigError
 from qim_streams.settings import Settings
 from qim_streams.streaming.doubt import EXIT_CONFIG, die
+from qim_streams.streaming.driver_log import driver_logger
 
-log = logging.getLogger(__name__)
+log = driver_logger(__name__)
 
 Profile = Literal["dev", "production"]
 PARTITIONS_MAX = 4_096
@@ -288,7 +288,7 @@ def _existing(admin: AdminClient) -> dict[str, Any]:
 def ensure_topics_or_exit(
     brokers: str, topics: Mapping[str, ResolvedTopic], names: Sequence[str] | None = None
 ) -> None:
-    """End the process with 78 unless `names` (default: all of `topics`) exist as declared. Blocking.
+    """End the process with 1 unless `names` (default: all of `topics`) exist as declared. Blocking.
 
     Called by a worker before it joins its group: a wrong partition count would silently break
     co-partitioning, a compacted dispatch topic the proof of coverage.
