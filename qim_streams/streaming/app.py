@@ -124,7 +124,7 @@ class StreamApp(faust.App):
     ) -> None:
         """Have `opening` awaited before the worker joins its group, `closing` after everything has stopped.
 
-        A ConfigError of `opening` ends the process with 78, anything else with 70. Closed in reverse order.
+        A ConfigError of `opening` ends the process with 1, anything else with 70. Closed in reverse order.
         """
         self._resources.append((opening, closing))
 

@@ -60,6 +60,64 @@ def _watched(pipeline: Pipeline) -> bool:
     return "the log ends with offsets that hold no record" in pipeline.log_text("worker")
 
 
+def test_a_second_compacted_source_is_read_from_its_beginning(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    """Two co-partitioned sources, each with its own start; the compacted one anew at each assignment."""
+    pipeline = Pipeline(kafka.bootstrap, tmp_path, "hints")
+    hint_log = tmp_path / "hints.log"
+    writer = Producer({"bootstrap.servers": kafka.bootstrap})
+    pipeline.create(pipeline.config.hint_source, 4, {"cleanup.policy": "compact"})
+    try:
+        for number in range(40):
+            writer.produce(pipeline.config.hint_source, b"v", b"%d" % number, partition=number % 4)
+        writer.flush(30)
+        pipeline.feed(200)
+        first = pipeline.start("first", hints=True)
+        pipeline.wait_processed()
+        eventually_sync(lambda: len(_keys(hint_log)) == 40, 20, "all hints")
+        hint_log.unlink()
+        second = pipeline.start("second", hints=True)  # a rebalance: both read their part again
+        eventually_sync(lambda: set(_keys(hint_log)) == {b"%d" % n for n in range(40)}, 30, "all hints again")
+        pipeline.feed(200)
+        pipeline.wait_processed()
+        assert pipeline.stop(second) == 0
+        assert pipeline.stop(first) == 0
+    finally:
+        pipeline.close()
+    verdict = judge(pipeline.outputs(), pipeline.expected(), pipeline.watermarks())
+    assert verdict.clean
+    assert verdict.repeated == 0
+
+
+def _keys(path: Path) -> list[bytes]:
+    return [line.split()[1] for line in path.read_bytes().splitlines()] if path.exists() else []
+
+
+def test_a_changelog_that_ends_with_a_hole_is_recovered(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    """Stock recovery waits for the last record for ever; here it is looked for once more, then passed."""
+    pipeline = Pipeline(kafka.bootstrap, tmp_path, "tail", partitions=1)
+    writer = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": "tail"})
+    writer.init_transactions(30)
+    try:
+        pipeline.feed(50)
+        worker = pipeline.start("worker")
+        pipeline.wait_processed()
+        pipeline.stop(worker)
+        writer.begin_transaction()
+        writer.produce(pipeline.config.changelog, b"x", b"somebody else's key", partition=0)
+        writer.flush(30)
+        writer.abort_transaction(30)  # its marker is the last offset
+        pipeline.feed(50)
+        worker = pipeline.start("worker")
+        pipeline.wait_logged("worker", "the changelog ends with a hole")
+        pipeline.wait_processed()
+        assert pipeline.stop(worker) == 0
+    finally:
+        pipeline.close()
+    verdict = judge(pipeline.outputs(), pipeline.expected(), pipeline.watermarks())
+    assert verdict.clean
+    assert verdict.repeated == 0
+
+
 def test_records_removed_unread_stop_the_worker(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     """Retention above our position is a loss: the worker says so and does not go on."""
     pipeline = Pipeline(kafka.bootstrap, tmp_path, "removed", partitions=1)

@@ -43,6 +43,7 @@ class WorkerConfig:
     outage_file: str | None = None
     web_port: int = 0
     stall_timeout_s: float = 20.0
+    hints: bool = False  # read the second, compacted source from its beginning as well
 
     @property
     def source(self) -> str:
@@ -51,6 +52,10 @@ class WorkerConfig:
     @property
     def output(self) -> str:
         return f"{self.role}.out"
+
+    @property
+    def hint_source(self) -> str:
+        return f"{self.role}.hints"
 
     @property
     def dead_letters(self) -> str:
@@ -99,6 +104,14 @@ class PassThrough:
         await self.table.barrier(batch.partition)
         os.write(self.log, b"%d %d\n" % (batch.partition, batch.last_offset))
 
+    async def first_hint(self, partition: int) -> int:
+        return 0
+
+    async def handle_hints(self, batch: SourceBatch) -> None:
+        self.table.read(batch.partition, WATERMARK)  # raises unless both sources lie on this worker
+        with Path(self.config.watermark_log).with_name("hints.log").open("ab") as log:
+            log.writelines(b"%d %s\n" % (batch.partition, record.key) for record in batch.records)
+
     def _maybe_out(self) -> None:
         if self.config.outage_file and Path(self.config.outage_file).exists():
             raise StoreUnavailable("the test store is down")
@@ -119,7 +132,10 @@ def build(config: WorkerConfig) -> StreamApp:
     spec = AppSpec(
         role=config.role,
         brokers=config.brokers,
-        sources=(SourceSpec(config.source, config.partitions),),
+        sources=(
+            SourceSpec(config.source, config.partitions),
+            *([SourceSpec(config.hint_source, config.partitions, compacted=True)] if config.hints else []),
+        ),
         datadir=Path(config.datadir),
         instance_id=config.instance_id,
         session_timeout_s=config.session_timeout_s,
@@ -136,12 +152,23 @@ def build(config: WorkerConfig) -> StreamApp:
     role = PassThrough(app, config)
     lanes = app.add_source(config.source, SourceRole(start_position=role.start_position, handle=role.handle))
     add_standard_pages(app)
+    if config.hints:
+        _add_hints(app, role)
 
     @app.agent(app.source_topic(config.source), concurrency=1, name="pass-through")
     async def pass_through(stream: Any) -> None:
         await lanes.drain(stream)
 
     return app
+
+
+def _add_hints(app: StreamApp, role: PassThrough) -> None:
+    topic = role.config.hint_source
+    hints = app.add_source(topic, SourceRole(role.first_hint, role.handle_hints))
+
+    @app.agent(app.source_topic(topic), concurrency=1, name="hints")
+    async def read_hints(stream: Any) -> None:
+        await hints.drain(stream)
 
 
 def build_stock(config: WorkerConfig) -> Any:

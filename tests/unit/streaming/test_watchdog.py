@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 from faust.types import TP
 
-from qim_streams.streaming.watchdog import PartitionView, RebalanceWatch, StallWatch, Verdict
+from qim_streams.streaming import watchdog
+from qim_streams.streaming.watchdog import LoopWatch, PartitionView, RebalanceWatch, StallWatch, Verdict
+from tests.unit.streaming.fakes import Died
 
 TP0 = TP("in", 0)
 
@@ -111,3 +113,27 @@ def test_a_recovery_that_advances_goes_on() -> None:
     watch = RebalanceWatch(3, 1)
     assert all(watch.tick(True, (1, left)) is None for left in range(100, 0, -1))
     assert watch.tick(False, (1, 0)) is None
+
+
+def test_an_event_loop_that_stopped_turning_ends_the_process(
+    exits: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H: a blocked loop sends no heartbeat and answers nothing; counted in looks, not by the clock."""
+    monkeypatch.setattr(watchdog, "_LOOP_INTERVAL_S", 0.001)
+    watch = LoopWatch(3.0)
+    watch._limit = 3
+    with pytest.raises(Died):
+        watch._run()
+    assert exits == [70]
+
+
+def test_a_turning_loop_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = LoopWatch(3.0)
+    looks = iter([False] * 20 + [True])
+
+    def look(_: float) -> bool:
+        watch.beat()
+        return next(looks)
+
+    monkeypatch.setattr(watch._stop, "wait", look)
+    watch._run()
