@@ -162,13 +162,14 @@ class Chat:
 
 async def _lines() -> AsyncIterator[str]:
     """Lines of standard input until its end, without a thread: Ctrl-C works at any time."""
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(limit=LINE_BYTES_MAX)
-    protocol = asyncio.StreamReaderProtocol(reader)
     try:
-        blocking = os.get_blocking(sys.stdin.fileno())
-        transport, _ = await loop.connect_read_pipe(lambda: protocol, sys.stdin)
-    except (ValueError, OSError):  # a plain file or /dev/null: read it at once
+        descriptor = sys.stdin.fileno()
+        blocking = os.get_blocking(descriptor)
+        source = os.fdopen(os.dup(descriptor), "rb", buffering=0)  # the transport closes what it is given
+        reader = asyncio.StreamReader(limit=LINE_BYTES_MAX)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, source)
+    except (ValueError, OSError):  # a plain file or no file at all: read it at once
         for line in sys.stdin:
             yield line
         return
@@ -178,5 +179,5 @@ async def _lines() -> AsyncIterator[str]:
     except ValueError:
         raise ConfigError(f"a line is longer than {LINE_BYTES_MAX} bytes; type shorter ones") from None
     finally:
-        os.set_blocking(sys.stdin.fileno(), blocking)  # the shell shares this terminal
         transport.close()
+        os.set_blocking(descriptor, blocking)  # the shell shares this terminal

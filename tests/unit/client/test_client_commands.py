@@ -2,6 +2,10 @@
 
 import asyncio
 import json
+import os
+import pty
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +19,7 @@ from qim_streams.client.discovery import StackAddress, discover
 from qim_streams.errors import ConfigError
 from qim_streams.gateway.tokens import TokenVerifier
 from qim_streams.settings import Settings
+from tests.support.waiting import eventually_sync
 
 SECRET = "s" * 40
 
@@ -91,6 +96,35 @@ def test_chat_in_a_group_and_bad_names(server: ScriptedServer) -> None:
     assert "-- ann (member), bob (member)" in said.output
     assert server.log["bob"][0].message.body == b"hi all"
     assert "not an id" in qim(server, "ann", "chat", "--group", "../x").output
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_chat_reads_a_terminal_or_a_pipe_to_its_end(server: ScriptedServer, terminal: bool) -> None:
+    env = {
+        **os.environ,
+        "QIM_GATEWAY_URL": server.url,
+        "QIM_TENANT": "t",
+        "QIM_TOKEN": "ann",
+        "QIM_STATE_DIR": "/none",
+    }
+    near, far = pty.openpty() if terminal else os.pipe()[::-1]
+    command = [sys.executable, "-m", "qim_streams.cli", "chat", "--user", "ann", "--to", "bob"]
+    with subprocess.Popen(
+        command, env=env, stdin=far, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as chat:
+        os.close(far)
+        os.write(near, "grüß dich\n".encode())
+        eventually_sync(lambda: len(server.log["bob"]) == 1)
+        if terminal:
+            os.write(near, b"\x04")
+        else:
+            os.close(near)
+        out, _ = chat.communicate(timeout=20)
+    if terminal:
+        os.close(near)
+    assert chat.returncode == 0, out
+    assert "you: grüß dich  [sent]" in out.decode()
+    assert server.log["bob"][0].message.body == "grüß dich".encode()
 
 
 def test_terminal_answers_are_one_line(server: ScriptedServer) -> None:
