@@ -35,6 +35,8 @@ _U32 = struct.Struct("<I")
 
 
 def _typed(what: str, values: list[Any], kinds: tuple[Any, ...]) -> None:
+    if all(map(isinstance, values, kinds)):
+        return
     for index, kind in enumerate(kinds):
         if not isinstance(values[index], kind):
             raise RecordError(f"{what}: field {index} is {type(values[index]).__name__}")

@@ -21,6 +21,7 @@ from qim_streams.errors import ConfigError, QimError
 from qim_streams.settings import Settings
 
 EXIT_CONFIG, EXIT_DOUBT = 1, 70
+GC_YOUNG_OBJECTS, GC_MIDDLE_ROUNDS, GC_OLD_ROUNDS = 50_000, 10, 20
 log = logging.getLogger("qim")
 
 
@@ -47,6 +48,17 @@ def die(why: str, error: BaseException | None = None) -> NoReturn:
 def now_ms() -> int:
     """Wall clock, milliseconds since the epoch. Services take it as an argument; roles pass this one."""
     return time.time_ns() // 1_000_000
+
+
+def settle_garbage_collection() -> None:
+    """Leave what start-up made out of collections, and collect young objects less often.
+
+    Batches make many short-lived tuples that no cycle holds; looking at them took a sixth of the CPU
+    of a stream stage.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_YOUNG_OBJECTS, GC_MIDDLE_ROUNDS, GC_OLD_ROUNDS)
 
 
 def run_role(

@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
+import msgpack
 from blake3 import blake3
 
 from qim_streams import ids
+from qim_streams.codec import RECORD_BYTES_MAX
 from qim_streams.errors import RecordError
 from qim_streams.log_ports import LogRecord
 from qim_streams.placement import ORDINAL_MAX, outbox_partition
@@ -28,6 +30,10 @@ from qim_streams.records import (
 
 BODY_DIGEST_BYTES = 8
 _U64_MAX = 2**64 - 1
+
+_pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
+_DISPATCH_START = b"\x01\xdc\x00\x14"  # version, array of 20 fields
+_ID_START = b"\xc4\x10"  # 16 bytes follow
 
 ShardMap = Mapping[int, tuple[int, bytes | None]]  # shard -> (bitmap version, packed ordinals if inline)
 
@@ -59,23 +65,31 @@ def read_outbox(record: LogRecord, partition: int, partitions: int, mailbox_shar
         raise RecordError("OutboxRecord: a tombstone")
     outbox = decode_outbox(record.value)
     message = decode_message(outbox.message)
-    tenant, conversation = message.tenant_id, message.conversation_id
-    if not (_text_id(tenant) and _text_id(conversation)):
+    key, home = _place_of(message.tenant_id, message.conversation_id, partitions)
+    if not key:
         raise RecordError("OutboxRecord: tenant or conversation is not an id")
     if not (_text_id(message.sender_id) and _text_id(message.sender_device_id)):
         raise RecordError("OutboxRecord: sender or device is not an id")
     if not ids.is_text_id(message.client_message_id):
         raise RecordError("OutboxRecord: client_message_id is not an id")
-    if record.key != record_key(tenant, conversation):
+    if record.key != key:
         raise RecordError("OutboxRecord: the key is not that of its conversation")
-    if outbox_partition(tenant, conversation, partitions) != partition:
+    if home != partition:
         raise RecordError(f"OutboxRecord: its conversation does not belong into partition {partition}")
     if not _numbers_fit(outbox, message):
         raise RecordError("OutboxRecord: a number is out of its range")
     for shard, (_, packed) in (outbox.members or {}).items():
         if not 0 <= shard < mailbox_shards or not packed or len(packed) % 4:
             raise RecordError(f"OutboxRecord: members of shard {shard} are malformed")
-    return OutboxMessage(partition, record.offset, record.key, outbox, message)
+    return OutboxMessage(partition, record.offset, key, outbox, message)
+
+
+@lru_cache(maxsize=65_536)
+def _place_of(tenant_id: str, conversation_id: str, partitions: int) -> tuple[bytes, int]:
+    """Kafka key and partition of a conversation; an empty key when an id is none."""
+    if not (ids.is_text_id(tenant_id) and ids.is_text_id(conversation_id)):
+        return b"", -1
+    return record_key(tenant_id, conversation_id), outbox_partition(tenant_id, conversation_id, partitions)
 
 
 def _numbers_fit(outbox: OutboxRecord, message: MessageRecord) -> bool:
@@ -122,3 +136,45 @@ def plan(source: OutboxMessage, shards: ShardMap) -> list[GroupDispatch]:
         )
         for shard in sorted(shards)
     ]
+
+
+def encode_plan(source: OutboxMessage, shards: ShardMap) -> list[tuple[int, bytes]]:
+    """(shard, bytes of its GroupDispatch) of `plan`, a fifth of the work for each further shard.
+
+    The fields that all shards share are packed once; each dispatch is put together from bytes.
+    """
+    message = source.message
+    # The bytes of a packed array of fewer than 16 items are one byte, then those of the items.
+    tenant = _pack((message.tenant_id,))[1:]
+    head = _pack(
+        (
+            message.message_id,
+            message.conversation_id,
+            message.conversation_seq,
+            message.last_activity_id,
+            message.sender_id,
+            source.outbox.fencing_epoch,
+            message.membership_version,
+        )
+    )[1:]
+    template = _pack(
+        (
+            message.kind,
+            message.sender_ordinal,
+            message.sender_device_id,
+            message.client_message_id,
+            body_digest(message.body),
+            source.partition,
+            source.offset,
+            message.committed_at,
+        )
+    )[1:]
+    before, found = _DISPATCH_START + tenant + _ID_START, []
+    for shard in sorted(shards):
+        dispatch_id = ids.dispatch_id(message.message_id, shard)
+        parts = (before, dispatch_id, head, _pack((shard,))[1:], template, _pack(shards[shard])[1:])
+        data = b"".join(parts)
+        if len(data) > RECORD_BYTES_MAX:
+            raise RecordError(f"GroupDispatch: {len(data)} bytes, over the limit of {RECORD_BYTES_MAX}")
+        found.append((shard, data))
+    return found

@@ -8,9 +8,11 @@ Pure state. Spec: §4, §11.
 
 from collections.abc import Sequence
 from enum import Enum
+from typing import Generic, TypeVar
 
 from qim_streams.fanout.plan import OutboxMessage
-from qim_streams.lru import LruMap
+
+K = TypeVar("K", bytes, tuple[str, str])
 
 MESSAGES_MAX = 65_536
 CONVERSATIONS_MAX = 65_536
@@ -26,12 +28,30 @@ class Verdict(Enum):
     LATE = "late"  # its conversation is further; not remembered: dispatched again, dropped downstream
 
 
+class _Generations(Generic[K]):
+    """A bounded memory of numbers by key: two dictionaries, the older is dropped when the younger is full."""
+
+    def __init__(self, count_max: int) -> None:
+        self._half = max(1, count_max // 2)
+        self._young: dict[K, int] = {}
+        self._old: dict[K, int] = {}
+
+    def get(self, key: K) -> int | None:
+        found = self._young.get(key)
+        return self._old.get(key) if found is None else found
+
+    def update(self, values: dict[K, int]) -> None:
+        self._young.update(values)
+        if len(self._young) >= self._half:
+            self._old, self._young = self._young, {}
+
+
 class RecentMessages:
     """`judge` a batch, then `remember` what was dispatched of it."""
 
     def __init__(self, messages_max: int = MESSAGES_MAX, conversations_max: int = CONVERSATIONS_MAX) -> None:
-        self._contents: LruMap[bytes, int] = LruMap(messages_max, messages_max)
-        self._seqs: LruMap[tuple[str, str], int] = LruMap(conversations_max, conversations_max)
+        self._contents: _Generations[bytes] = _Generations(messages_max)
+        self._seqs: _Generations[tuple[str, str]] = _Generations(conversations_max)
 
     def judge(self, messages: Sequence[OutboxMessage]) -> list[Verdict]:
         """The verdict on each message of a batch, in order; remembers nothing."""
@@ -42,13 +62,14 @@ class RecentMessages:
     def _judged(
         self, one: OutboxMessage, contents: dict[bytes, int], seqs: dict[tuple[str, str], int]
     ) -> Verdict:
-        message_id, content = one.message.message_id, hash(one.outbox.message)
+        message = one.message
+        message_id, content = message.message_id, hash(one.outbox.message)
         before = contents.get(message_id)
         if before is None:
             before = self._contents.get(message_id)
         if before is not None:
             return Verdict.REPEAT if before == content else Verdict.FORGED
-        conversation, seq = one.conversation, one.message.conversation_seq
+        conversation, seq = (message.tenant_id, message.conversation_id), message.conversation_seq
         last = seqs.get(conversation)
         if last is None:
             last = self._seqs.get(conversation)
@@ -60,8 +81,11 @@ class RecentMessages:
 
     def remember(self, messages: Sequence[OutboxMessage]) -> None:
         """Take over messages whose dispatches are acknowledged."""
+        seqs: dict[tuple[str, str], int] = {}
         for one in messages:
-            self._contents.put(one.message.message_id, hash(one.outbox.message))
-            last = self._seqs.get(one.conversation)
-            seq = one.message.conversation_seq
-            self._seqs.put(one.conversation, seq if last is None else max(seq, last))
+            message = one.message
+            conversation = (message.tenant_id, message.conversation_id)
+            last = seqs.get(conversation) or self._seqs.get(conversation) or 0
+            seqs[conversation] = max(last, message.conversation_seq)
+        self._contents.update({one.message.message_id: hash(one.outbox.message) for one in messages})
+        self._seqs.update(seqs)

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from qim_streams import failpoints
 from qim_streams.errors import RecordError
 from qim_streams.fanout import metrics
-from qim_streams.fanout.plan import OutboxMessage, ShardMap, plan, read_outbox
+from qim_streams.fanout.plan import OutboxMessage, ShardMap, encode_plan, read_outbox
 from qim_streams.fanout.progress import ConversationProgress
 from qim_streams.fanout.recent import RecentMessages, Verdict
 from qim_streams.fanout.versions import MembershipVersions
@@ -141,8 +141,8 @@ class FanoutCoordinator:
     def _outgoing(self, planned: Iterable[Planned]) -> Iterator[Outgoing]:
         topic = self._dispatch_topic
         for one, shards in planned:
-            for dispatch in plan(one, shards):
-                yield Outgoing(topic, dispatch.target_mailbox_shard, one.key, dispatch.encode())
+            for shard, dispatch in encode_plan(one, shards):
+                yield Outgoing(topic, shard, one.key, dispatch)
 
 
 _DISPATCHED_VERDICTS = frozenset({Verdict.NEW, Verdict.AFTER_HOLE, Verdict.LATE})

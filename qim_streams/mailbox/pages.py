@@ -13,6 +13,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import msgpack
 from blake3 import blake3
 
 from qim_streams.codec import pack_fields, unpack_fields
@@ -26,7 +27,7 @@ DIGEST_BYTES = 8
 
 _KEY = struct.Struct(">cqq")
 _SEEN = struct.Struct(f">q{DIGEST_BYTES}s")
-_CONTENT = struct.Struct(">QQIIQI")
+_pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
 
 
 class Seen(NamedTuple):
@@ -145,25 +146,21 @@ def content_digest(dispatch: GroupDispatch) -> bytes:
     Left out is what a legitimate repetition may change: the Outbox record it came from (a relayed
     message lies there twice), the owner's epoch, and whether the members travel inline.
     """
-    numbers = _CONTENT.pack(
+    content = (
+        dispatch.tenant_id,
+        dispatch.message_id,
+        dispatch.conversation_id,
         dispatch.conversation_seq,
+        dispatch.last_activity_id,
+        dispatch.sender_id,
         dispatch.membership_version,
         dispatch.target_mailbox_shard,
-        dispatch.sender_ordinal,
-        dispatch.committed_at,
         dispatch.kind,
+        dispatch.sender_ordinal,
+        dispatch.sender_device_id,
+        dispatch.client_message_id,
+        dispatch.body_digest,
+        dispatch.committed_at,
+        dispatch.bitmap_version,
     )
-    text = "\0".join(
-        (
-            dispatch.tenant_id,
-            dispatch.conversation_id,
-            dispatch.sender_id,
-            dispatch.sender_device_id,
-            dispatch.client_message_id,
-            str(dispatch.bitmap_version),
-        )
-    )
-    material = b"".join(
-        (numbers, dispatch.message_id, dispatch.last_activity_id, dispatch.body_digest, text.encode())
-    )
-    return blake3(material).digest(DIGEST_BYTES)
+    return blake3(_pack(content)).digest(DIGEST_BYTES)

@@ -10,11 +10,11 @@ from qim_streams.fanout.progress import ConversationProgress
 from qim_streams.fanout.service import FanoutCoordinator
 from qim_streams.fanout.versions import MembershipVersions
 from qim_streams.membership.redis_reader import RedisMembershipReader
-from qim_streams.redis_tier import connect
+from qim_streams.redis_tier import connect, translated
 from qim_streams.roles.log import StreamAppender
 from qim_streams.roles.poison import PoisonLetters
 from qim_streams.roles.tracing import partition_of
-from qim_streams.runtime import now_ms
+from qim_streams.runtime import now_ms, settle_garbage_collection
 from qim_streams.settings import Settings, load_settings
 from qim_streams.streaming import topics
 from qim_streams.streaming.app import StreamApp, build_app
@@ -62,7 +62,13 @@ def build_fanout(settings: Settings | None = None) -> FanoutWorker:
         ),
         now_ms=now_ms,
     )
-    app.add_resource(redis.ping, redis.aclose)
+
+    async def opened() -> None:
+        settle_garbage_collection()
+        async with translated():
+            await redis.ping()
+
+    app.add_resource(opened, redis.aclose)
     lanes = app.add_source(OUTBOX_TOPIC, SourceRole(service.start_position, service.handle))
     add_standard_pages(app)
     add_table_views(app, [(conversation_progress.VIEW, table, settings.outbox_partitions)])

@@ -27,7 +27,7 @@ from qim_streams.redis_tier import RedisClient, connect
 from qim_streams.roles.log import StreamAppender
 from qim_streams.roles.poison import PoisonLetters
 from qim_streams.roles.tracing import partition_of
-from qim_streams.runtime import die, now_ms
+from qim_streams.runtime import die, now_ms, settle_garbage_collection
 from qim_streams.settings import Settings, load_settings
 from qim_streams.streaming import topics
 from qim_streams.streaming.app import StreamApp, build_app
@@ -69,6 +69,7 @@ class _MailboxRole:
     async def open(self) -> None:
         """Take the boot number and connect; ConfigError when the name is in use."""
         settings = self._settings
+        settle_garbage_collection()
         self._boot = Boot.take(settings.state_dir, self._name)
         self._redis = connect(settings)
         place = partial(partition_of, settings.outbox_partitions)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from qim_streams import ids
 from qim_streams.errors import RecordError
-from qim_streams.fanout.plan import body_digest, plan, read_outbox
+from qim_streams.fanout.plan import body_digest, encode_plan, plan, read_outbox
 from qim_streams.placement import outbox_partition
 from qim_streams.records import OutboxRecord, decode_dispatch, pack_ordinals
 from tests.unit.fanout.outbox import MEMBERS, PARTITIONS, SHARDS, Record, conversation_in, message, record
@@ -37,11 +37,23 @@ def test_one_dispatch_per_shard_in_shard_order(versions: dict[int, int]) -> None
     made = plan(source, shards)
     assert [one.target_mailbox_shard for one in made] == sorted(versions)
     assert {one.bitmap_version for one in made} == set(versions.values())
+    assert encode_plan(source, shards) == [(one.target_mailbox_shard, one.encode()) for one in made]
     backwards = dict(reversed(list(shards.items())))
     assert [one.encode() for one in plan(source, backwards)] == [one.encode() for one in made]
     for one in made:
         assert one.dispatch_id == ids.dispatch_id(one.message_id, one.target_mailbox_shard)
         assert decode_dispatch(one.encode()) == one
+
+
+def test_the_fast_way_writes_the_same_bytes() -> None:
+    """I10: with inline members, with fields at their extremes."""
+    big = message(1, CHAT, committed_at=2**63, membership_version=2**64 - 1, sender_ordinal=2**32 - 1)
+    for one in (message(1, CHAT), big):
+        source = read_outbox(record(2**40, one), 0, PARTITIONS, SHARDS)
+        for shards in (MEMBERS, {0: (2**64 - 1, None), 7: (1, b"\1\0\0\0" * 500)}):
+            assert [data for _, data in encode_plan(source, shards)] == [
+                d.encode() for d in plan(source, shards)
+            ]
 
 
 def test_what_a_dispatch_carries() -> None:
