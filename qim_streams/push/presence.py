@@ -115,7 +115,10 @@ class OnlineDevices:
         return len(self._sessions)
 
     def apply(self, key: bytes | None, value: bytes | None) -> Device | None:
-        """Take one presence record; the device if it is newly (or newly connected) online, else None."""
+        """Take one presence record; the device that it announces if that is live, else None.
+
+        A record that changes nothing announces, too: a gateway repeats one that was not answered.
+        """
         outcome, device = self._apply(key, value)
         metrics.PRESENCE.labels(outcome).inc()
         return device
@@ -135,7 +138,7 @@ class OnlineDevices:
         if not newest or (before is not None and before.session_epoch > device.session_epoch):
             return "stale", None
         if before == device:
-            return "unchanged", None
+            return "unchanged", device if self._epochs.is_live(device) else None
         if before is None and not self._budget.take():
             return "full", None
         if before is not None:

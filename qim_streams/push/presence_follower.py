@@ -110,12 +110,13 @@ class PresenceFollower:
 
     async def _run(self) -> None:
         while True:
+            if not self._next:
+                self._changed.clear()
+                await self._changed.wait()
+                continue
             if self._changed.is_set():
                 self._changed.clear()
                 self._assign()
-            if not self._next:
-                await self._changed.wait()
-                continue
             try:
                 found = await self._consumer.getmany(timeout_ms=_POLL_MS, max_records=RECORDS_MAX)
             except KafkaError as error:

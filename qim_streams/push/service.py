@@ -3,7 +3,8 @@
 The promise (PresenceReady{from_seq}): every entry of the shard above from_seq will be pushed to this
 connection. It holds because looking up the recipients of a record and raising `pushed_through` happen
 without a wait in between, and from_seq is `pushed_through` at the moment when the device is in the cache.
-It is given again after a restart, for every live device, from the position where pushing resumes.
+It is given again to whoever asks again, and after a restart to every live device, from the position where
+pushing resumes.
 
 Push is best effort: a message whose body the hot tier lost is not pushed (counted), a device over the
 bound is not pushed to. Nothing here moves a cursor or W.
@@ -131,7 +132,7 @@ class PushStage:
     # -- presence
 
     async def on_presence(self, partition: int, records: Sequence[LogRecord]) -> None:
-        """Apply presence records of a followed shard; tell devices that are newly online."""
+        """Apply presence records of a followed shard; answer those of live devices."""
         online = self._online.get(partition)
         if online is None:
             return

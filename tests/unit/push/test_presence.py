@@ -48,11 +48,14 @@ def test_the_newer_session_wins_in_any_order() -> None:
     assert [one.connection_id for one in online.among("acme", [1])] == [connection(3)]
 
 
-def test_a_refresh_is_not_news() -> None:
-    online, _ = cache()
-    assert online.apply(*presence("ann", "phone", 1)) is not None
-    assert online.apply(*presence("ann", "phone", 1)) is None
+def test_a_repeated_record_announces_again() -> None:
+    """The gateway repeats a presence that nobody answered."""
+    online, epochs = cache()
+    first = online.apply(*presence("ann", "phone", 1))
+    assert online.apply(*presence("ann", "phone", 1)) == first
     assert len(online) == 1
+    epochs.update(epochs.known(), [None])
+    assert online.apply(*presence("ann", "phone", 1)) is None
 
 
 def test_a_newer_lease_takes_all_devices_of_the_older_at_once() -> None:
