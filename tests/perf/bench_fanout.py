@@ -2,12 +2,14 @@
 
 from typing import NamedTuple
 
-from qim_streams import ids
-from qim_streams.fanout.plan import OutboxMessage, ShardMap, plan, read_outbox
+from qim_streams.fanout.plan import OutboxMessage, ShardMap, encode_plan, plan, read_outbox
+from qim_streams.fanout.recent import RecentMessages, Verdict
 from qim_streams.placement import outbox_partition
-from qim_streams.records import GroupDispatch, OutboxRecord, record_key
+from qim_streams.records import OutboxRecord, decode_dispatch, record_key
 from tests.perf.registry import Case, always, benchmark
 from tests.perf.samples import MESSAGE, OUTBOX, PARTITION, PARTITIONS, READ, SHARDS, TENANT, direct_members
+
+Planned = list[tuple[int, bytes]]
 
 
 class Record(NamedTuple):
@@ -25,28 +27,40 @@ def read() -> Case[OutboxMessage]:
     return Case(lambda: read_outbox(record, PARTITION, PARTITIONS, SHARDS), always(READ))
 
 
+@benchmark("fanout.judge.100_new")
+def judge() -> Case[list[Verdict]]:
+    """A batch of 100 messages that were not seen before."""
+    recent = RecentMessages()
+    batch = [
+        READ._replace(message=MESSAGE._replace(message_id=bytes([n]) * 16, conversation_seq=n))
+        for n in range(1, 101)
+    ]
+    return Case(lambda: recent.judge(batch), always([Verdict.NEW] * 100))
+
+
 @benchmark("fanout.plan.direct")
-def plan_direct() -> Case[list[GroupDispatch]]:
-    """A direct chat: two dispatches, or one if both users share a shard."""
-    shards = direct_members()
-    return Case(lambda: plan(READ, shards), lambda planned: _is_right(planned, shards))
+def plan_direct() -> Case[Planned]:
+    """A direct chat: two dispatches, or one if both users share a shard; their bytes."""
+    return _plan(READ, direct_members())
 
 
 @benchmark("fanout.plan.group_16_shards")
-def plan_group() -> Case[list[GroupDispatch]]:
+def plan_group() -> Case[Planned]:
     """A group of 1,000: its members lie in bitmaps, so only the 16 shards count."""
     group = "g.1000"
     message = MESSAGE._replace(conversation_id=group)
     partition = outbox_partition(TENANT, group, PARTITIONS)
     outbox = OutboxRecord(message.encode(), 12, 0, None)
     source = OutboxMessage(partition, 1, record_key(TENANT, group), outbox, message)
-    shards: ShardMap = dict.fromkeys(range(16), (3, None))
-    return Case(lambda: plan(source, shards), lambda planned: _is_right(planned, shards))
+    return _plan(source, dict.fromkeys(range(16), (3, None)))
 
 
-def _is_right(planned: list[GroupDispatch], shards: ShardMap) -> bool:
-    return [one.target_mailbox_shard for one in planned] == sorted(shards) and all(
-        one.dispatch_id == ids.dispatch_id(one.message_id, one.target_mailbox_shard)
-        and (one.bitmap_version, one.members) == shards[one.target_mailbox_shard]
-        for one in planned
+def _plan(source: OutboxMessage, shards: ShardMap) -> Case[Planned]:
+    expected = [(one.target_mailbox_shard, one) for one in plan(source, shards)]
+    return Case(
+        lambda: encode_plan(source, shards),
+        lambda planned: (
+            [(shard, decode_dispatch(data)) for shard, data in planned] == expected
+            and [shard for shard, _ in planned] == sorted(shards)
+        ),
     )
