@@ -52,7 +52,7 @@ lint: $(VENV)/.ready ## ruff, formatting, types, layers
 format: $(VENV)/.ready ## format the code
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
-bench: $(VENV)/.ready ## microbenchmarks of the hot functions and a short run of the whole path
+bench: $(VENV)/.ready ## microbenchmarks of the hot functions
 	@$(BIN)/python -m tests.perf.run
 
 docs: $(VENV)/.ready ## write the generated pages
