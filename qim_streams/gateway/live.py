@@ -63,6 +63,7 @@ class LiveStream:
         "_max",
         "_online",
         "_place",
+        "_pulls",
         "_repair",
         "held_bytes",
         "is_ready",
@@ -80,6 +81,7 @@ class LiveStream:
         self._place = (sync_to_seq, _SEQ_END)
         self._max = held_bytes_max
         self._held: list[PulledEvent] = []
+        self._pulls = SyncSession(sync_to_seq, sync_to_seq, -1)  # what pulls alone have covered
         self._repair: SyncSession | None = None
 
     @property
@@ -140,18 +142,22 @@ class LiveStream:
         """
         self._drop_held()
         self.phase = Phase.LOST
+        self._place = max(self._place, (self._pulls.prefix, _SEQ_END))
         self.owed = max(self.owed, up_to_seq, self._place[0])
         self._repair = SyncSession(self._place[0], self.owed, -1)
         return self.owed
 
     def pulled(self, after_seq: int, through_seq: int) -> Fill | None:
-        """A MAILBOX_BATCH was sent. A lost stream goes on once pulls have covered what was lost."""
+        """A MAILBOX_BATCH was sent. A lost stream goes on once pulls have covered what was lost: from the
+        push position on, or without a gap since the login, whatever was pushed in between."""
+        self._pulls.cover(after_seq, through_seq)
         if self.phase is not Phase.LOST or self._repair is None:
             return None
         self._repair.cover(after_seq, through_seq)
-        if self._repair.prefix < self._repair.sync_to_seq:
+        covered = max(self._repair.prefix, self._pulls.prefix)
+        if covered < self._repair.sync_to_seq:
             return None
-        self._place = max(self._place, (self._repair.prefix, _SEQ_END))
+        self._place = max(self._place, (covered, _SEQ_END))
         self._repair = None
         self.phase = Phase.HOLDING
         return self._start()

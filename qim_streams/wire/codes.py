@@ -141,7 +141,7 @@ _SYNC = (
     _terminal(
         304,
         "PULL_OUT_OF_RANGE",
-        "The range is empty, starts before -1, or ends beyond what may be pulled now.",
+        "The range ends before it starts, starts before -1, or ends beyond what may be pulled now.",
         "Before ONLINE_READY pull up to sync_to_seq, afterwards up to lane_watermark.",
     ),
     _temporary(
