@@ -19,6 +19,7 @@ from prometheus_client import start_http_server
 
 from qim_streams.errors import ConfigError, QimError
 from qim_streams.settings import Settings
+from qim_streams.streaming.quiet import quiet_drivers
 
 EXIT_CONFIG, EXIT_DOUBT = 1, 70
 GC_YOUNG_OBJECTS, GC_MIDDLE_ROUNDS, GC_OLD_ROUNDS = 50_000, 10, 20
@@ -36,6 +37,7 @@ def configure_logging(settings: Settings, role: str) -> None:
     )
     logging.getLogger("aiokafka").setLevel(logging.WARNING)
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+    quiet_drivers()
 
 
 def die(why: str, error: BaseException | None = None) -> NoReturn:
@@ -74,7 +76,7 @@ def run_role(
             loop.add_signal_handler(name, stop.set)
         if settings.metrics_port:
             start_http_server(settings.metrics_port, addr="127.0.0.1")
-        gc.freeze()
+        settle_garbage_collection()
         await main(settings, stop)
 
     try:

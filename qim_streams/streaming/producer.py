@@ -45,10 +45,8 @@ from qim_streams.codec import RECORD_BYTES_MAX
 from qim_streams.errors import LogAppendError, Outcome, ProducerFatalError, RecordTooLargeError
 from qim_streams.log_ports import Outgoing
 from qim_streams.streaming import metrics
-from qim_streams.streaming.driver_log import driver_logger
 
 log = logging.getLogger(__name__)
-driver_log = driver_logger(f"{__name__}.driver")
 
 _POLL_SECONDS = 0.1
 _OVERHEAD_BYTES = 1_024  # room for keys, headers and the batch frame beside the value
@@ -139,7 +137,7 @@ class LogProducer:
         if self._producer is not None:
             return
         self._loop = asyncio.get_running_loop()
-        producer = Producer(self.spec.config() | {"error_cb": self._on_error}, logger=driver_log)
+        producer = Producer(self.spec.config() | {"error_cb": self._on_error}, logger=log)
         try:
             await asyncio.to_thread(producer.list_topics, timeout=self.spec.connect_timeout_s)
         except KafkaException as error:
@@ -310,7 +308,7 @@ class LogProducer:
             if self._on_fatal is not None:
                 self._on_fatal(str(error))
         else:
-            driver_log.warning("%s (log producer %s)", error, self.spec.client_id)
+            log.warning("%s (log producer %s)", error, self.spec.client_id)
 
     # -- back on the event loop
 

@@ -21,6 +21,8 @@ NOISY: Final = (
     "aiokafka.consumer.fetcher",
     "aiokafka.consumer.group_coordinator",
     "qim_streams.streaming.producer",
+    "qim_streams.streaming.topics",
+    "qim_streams.trace.kafka_log",
 )
 CHATTY: Final = ("aiokafka", "faust", "mode", "asyncio")
 INTERVAL_S: Final = 5.0

@@ -7,6 +7,7 @@ adding partitions would move keys and deleting a topic would restart its offsets
 Spec: §2, §4.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +21,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from qim_streams.errors import ConfigError
 from qim_streams.settings import Settings
 from qim_streams.streaming.doubt import EXIT_CONFIG, die
-from qim_streams.streaming.driver_log import driver_logger
 
-log = driver_logger(__name__)
+log = logging.getLogger(__name__)
 
 Profile = Literal["dev", "production"]
 PARTITIONS_MAX = 4_096

@@ -6,6 +6,7 @@ drivers happen in one thread, one scan at a time.
 Spec: §1.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Mapping
@@ -16,14 +17,13 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from qim_streams.bounded_calls import BoundedCalls
 from qim_streams.errors import Outcome, StoreUnavailable
-from qim_streams.streaming.driver_log import driver_logger
 from qim_streams.trace.ports import LogEntry, Scan, Visit
 
 _POLL_S = 0.2
 _CONSUME_MAX = 500
 _GROUP = "qim-trace"  # the driver demands a name; with explicit assignments no group is joined
 
-log = driver_logger(__name__)
+log = logging.getLogger(__name__)
 
 
 class KafkaLogReader:
