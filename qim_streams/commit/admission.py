@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qim_streams.commit.outcome import SendOutcome, SendRequest, refused
-from qim_streams.ids import direct_conversation_id, is_direct_conversation_id, is_text_id
+from qim_streams.ids import direct_conversation_id, is_text_id
 from qim_streams.lru import LruMap
 
 SENDERS_MAX = 200_000
@@ -53,8 +53,8 @@ class Admission:
             return refused(
                 "FIELD_INVALID", "tenant, conversation, sender, device or client_message_id: not an id"
             )
-        if request.to_user_id is not None:
-            return _check_direct(request)
+        if request.to_user_id is not None and not is_text_id(request.to_user_id):
+            return refused("FIELD_INVALID", "to_user_id is not an id")
         return None
 
     def waits_ms(self, requests: Sequence[SendRequest], now_ms: int) -> list[int]:
@@ -90,10 +90,12 @@ class Admission:
             self._last_ms.put((*conversation, request.sender_id), now_ms)
 
 
-def _check_direct(request: SendRequest) -> SendOutcome | None:
-    if not is_text_id(request.to_user_id):
-        return refused("FIELD_INVALID", "to_user_id is not an id")
+def check_chat(request: SendRequest) -> SendOutcome | None:
+    """The refusal of a request whose direct chat is to be made and that names another conversation.
+
+    Asked only then: in a chat that exists, membership decides.
+    """
     expected = direct_conversation_id(request.tenant_id, request.sender_id, request.to_user_id or "")
-    if request.conversation_id != expected or not is_direct_conversation_id(request.conversation_id):
+    if request.conversation_id != expected:
         return refused("FIELD_INVALID", "conversation_id is not that of a chat with to_user_id")
     return None

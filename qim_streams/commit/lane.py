@@ -25,6 +25,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from qim_streams import failpoints
 from qim_streams.commit import metrics
+from qim_streams.commit.admission import check_chat
 from qim_streams.commit.lane_services import LaneLimits, LaneServices, SendJob
 from qim_streams.commit.outbox_tail import NewMessage, OutboxTail
 from qim_streams.commit.outcome import (
@@ -292,7 +293,7 @@ class PartitionLane:
                 self._s.clock.observe(last_id)
             except ClockDriftError as error:
                 log.error("ob:%d: a conversation's last id is too far ahead: %s", self.partition, error)
-        chats = [_chat_of(job.request) for job in jobs if job.request.to_user_id is not None]
+        jobs, chats = self._with_chats(jobs)
         if not chats:
             return jobs
         try:
@@ -309,6 +310,20 @@ class PartitionLane:
         if made is not None:
             self._made.append(made)
         return jobs
+
+    def _with_chats(self, jobs: list[SendJob]) -> tuple[list[SendJob], list[DirectChat]]:
+        """The jobs that may go on, and the direct chats that they need."""
+        going: list[SendJob] = []
+        chats: list[DirectChat] = []
+        for job in jobs:
+            if job.request.to_user_id is not None:
+                refusal = check_chat(job.request)
+                if refusal is not None:
+                    job.answer(refusal)
+                    continue
+                chats.append(_chat_of(job.request))
+            going.append(job)
+        return going, chats
 
     async def _adopt(self, orphans: list[tuple[SendJob, CommitResult]]) -> None:
         """Answer reserved messages that this process does not know, after the relay has appended them."""

@@ -315,7 +315,8 @@ async def test_what_waited_past_its_deadline_is_not_committed() -> None:
         ({"client_message_id": ""}, "FIELD_INVALID"),
         ({"conversation_id": "nowhere"}, "NO_CONVERSATION"),
         ({"sender_id": "eve"}, "NOT_MEMBER"),
-        ({"to_user_id": "bob"}, "FIELD_INVALID"),
+        ({"to_user_id": "no:id"}, "FIELD_INVALID"),
+        ({"to_user_id": "bob", "conversation_id": "nowhere"}, "FIELD_INVALID"),
     ],
 )
 async def test_refusals_are_final(change: dict[str, object], code: str) -> None:
