@@ -23,6 +23,7 @@ from qim_streams.demo.scenes import SCENES, Judgement, Scene
 from qim_streams.demo.traces import Trace, read_trace
 
 EXIT_CLEAN, EXIT_NOT_CLEAN = 0, 1
+SAMPLE_SCENE = "group"  # its last message is the one whose levels are shown
 
 
 @dataclass(slots=True)
@@ -118,15 +119,20 @@ async def _play(
             scene = await play(people)
             report.scenes.append(scene)
             say(_scene_lines(scene)[0])
+            if probe is not None and scene.name == SAMPLE_SCENE:
+                report.levels = await _levels(probe, scene)
         players = [RoomPlayer(room, people, options or PlayOptions(), say) for room in rooms]
         for trace in rooms:
             counts = trace.counts()
             played = ", ".join(f"{counts[kind]:,} {kind}" for kind in ("join", "leave", "message", "reply"))
             say(f"{trace.name}: playing {played}")
         report.rooms = list(await asyncio.gather(*(player.play() for player in players)))
-        if probe is not None and report.rooms and report.rooms[0].sample:
-            sample = report.rooms[0]
-            report.levels = await probe.levels(sample.conversation_id, sample.sample)
+
+
+async def _levels(probe: LevelProbe, scene: Scene) -> Mapping[str, int | None]:
+    """The levels of the scene's last message, while it is fresh."""
+    last = [act for act in scene.acts if act.kind == "send"][-1]
+    return await probe.levels(last.place[0], last.message_id)
 
 
 @contextmanager
