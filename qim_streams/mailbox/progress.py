@@ -45,6 +45,9 @@ log = logging.getLogger(__name__)
 
 EXPIRE_PAGES_MAX = 4  # per new page: more than one, so that a backlog of old pages shrinks
 SWEEP_KEYS_MAX = 500  # index entries looked at per new page after a takeover
+# Offsets below the oldest page that a sweep leaves alone: a replay may have left a page that ends later
+# and begins earlier. A page holds the records of one batch, at most 10,000.
+SWEEP_MARGIN = 1_000_000
 NOTHING = -1
 
 _ID = b"i"
@@ -83,7 +86,7 @@ class DispatchProgress:
             await self._table.barrier(partition)
             if indexed:
                 # Another owner may have expired pages whose index entries are still here.
-                state.sweep_from, state.sweep_below = b"", oldest.first
+                state.sweep_from, state.sweep_below = b"", oldest.last - SWEEP_MARGIN
         self._partitions[partition] = state
         return state.newest
 

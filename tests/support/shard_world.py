@@ -71,10 +71,12 @@ class Faults:
         self.count = 0
         self.at: int | None = None
         self.kind = "crash_before"
+        self.armed = 0
 
     def arm(self, at: int | None, kind: str) -> None:
         """Fail the `at`-th call from now (0 = the next) in this way; None: fail nothing."""
         self.at, self.kind, self.count = at, kind, 0
+        self.armed += 1
 
     async def around(self, call: Any) -> Any:
         """Run `call`, or not, or lose its answer."""
@@ -106,6 +108,7 @@ class FaultyStore(MemoryMailboxStore):
         self.faults = faults
         self.fell_back = False
         self._before: list[Any] = []
+        self._armed = 0
 
     async def write_step(
         self, shard: int, epoch: int, groups: Sequence[EntryGroup], expected: int, record: str, step: int
@@ -124,8 +127,10 @@ class FaultyStore(MemoryMailboxStore):
 
     def _forget(self) -> None:
         """If armed: fall back to what was before the previous call, and go on as if nothing had been."""
-        if self.faults.kind != "forget":
+        if self._armed != self.faults.armed:
+            self._armed = self.faults.armed
             self._before.clear()
+        if self.faults.kind != "forget":
             return
         if self.faults.at == self.faults.count and self._before:
             owner, self.fell_back = self._shard(SHARD).owner, True

@@ -2,6 +2,9 @@
 
 from itertools import pairwise
 
+import pytest
+
+from qim_streams.mailbox import progress as progress_module
 from qim_streams.mailbox.memory_table import MemoryTable
 from qim_streams.mailbox.pages import DoneDispatch, OpenProgress, page_end
 from qim_streams.mailbox.progress import EXPIRE_PAGES_MAX, SWEEP_KEYS_MAX, DispatchProgress
@@ -145,8 +148,24 @@ async def test_a_damaged_page_is_removed_and_said_so() -> None:
     assert [page_end(key) for key, _ in table.iterate(P, b"p")] == [3, 5]
 
 
-async def test_ids_of_pages_that_another_owner_expired_are_swept() -> None:
+async def test_a_sweep_spares_what_an_overlapping_page_holds() -> None:
+    """A replay left [5, 5] beside [0, 6]: the oldest page by its end is not the one that begins first."""
+    table = MemoryTable()
+    progress = await recovered(table)
+    await page(progress, 5, 5)
+    await page(progress, 0, 6)
+    ours = dict(table.local(P).iterate())
+    await page(await recovered(table.elsewhere()), 7, 7)
+    back = MemoryTable(table.changelog)
+    back.local(P).write_batch(ours)
+    progress = await recovered(back)
+    await page(progress, 8, 8)
+    assert [known(progress, offset) for offset in range(9)] == list(range(9))
+
+
+async def test_ids_of_pages_that_another_owner_expired_are_swept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Our disk missed the deletions: its index is cleaned in bounded steps, not left to grow."""
+    monkeypatch.setattr(progress_module, "SWEEP_MARGIN", 0)
     table = MemoryTable()
     progress = await recovered(table, retention_ms=DAY)
     count = 3 * SWEEP_KEYS_MAX
