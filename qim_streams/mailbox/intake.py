@@ -84,13 +84,11 @@ def read_dispatch(record: LogRecord, shard: int) -> GroupDispatch:
 def take(records: Sequence[LogRecord], shard: int, lookup: Lookup) -> list[Taken]:
     """What each record of a batch is. InvariantViolation when the log under an offset was exchanged."""
     taken = [_decoded(record, shard) for record in records]
-    known = [one for one in taken if one.dispatch is not None]
-    seen = lookup([one.dispatch.dispatch_id for one in known if one.dispatch is not None])
-    first: dict[bytes, Seen] = {
-        one.dispatch.dispatch_id: before
-        for one, before in zip(known, seen, strict=True)
-        if one.dispatch is not None and before is not None
-    }
+    wanted = [one.dispatch.dispatch_id for one in taken if one.dispatch is not None]
+    seen = lookup(wanted)
+    first = {one: before for one, before in zip(wanted, seen, strict=True) if before is not None}
+    if not first and len(set(wanted)) == len(wanted):
+        return taken  # nothing was seen before: the usual case
     return [one if one.dispatch is None else _judged(one, one.dispatch, first) for one in taken]
 
 
