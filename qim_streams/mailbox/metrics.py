@@ -12,8 +12,6 @@ MAILBOXED = Histogram(
     "From commit to the W that covers it, oldest of a batch",
     buckets=_SECONDS,
 )
-ALARMS = Counter(
-    "qim_mailbox_alarms_total", "What an operator must look at; see docs for each kind", ("kind",)
-)
+ALARMS = Counter("qim_mailbox_alarms_total", "What an operator must look at", ("kind",))
 """Kinds: forged_repeat (a dispatch_id came again with other content), members_missing (a member bitmap is
 gone), store_refused (a mailbox refuses its entry), store_fell_back (W was found lower than it was)."""
