@@ -4,7 +4,8 @@
 --   All other keys are made from the hash tag of KEYS[1], hence lie in the same slot.
 -- ARGV[1] epoch  ARGV[2] last call known to be applied  ARGV[3] number of this call
 -- ARGV[4] dedup retention, ms  ARGV[5] message ids to confirm, 16 bytes each
--- ARGV[6] msgpack: list of {tenant:conversation, sender, client_message_id, fixed, record tail}
+-- ARGV[6] highest Outbox offset among those acknowledged, -1: none
+-- ARGV[7] msgpack: list of {tenant:conversation, sender, client_message_id, fixed, record tail}
 --   fixed: digest 16, candidate message_id 16, committed_at u64, flags u8 (1: refuse what is new)
 -- Answer: 45 bytes per message: status u8, message_id 16, seq u64, membership version u64,
 --   committed_at u64, active members u32
@@ -96,8 +97,9 @@ end
 local confirmed = {}
 for at = 1, #ARGV[5], 16 do confirmed[#confirmed + 1] = string.sub(ARGV[5], at, at + 15) end
 in_slices('HDEL', KEYS[3], confirmed)
+covered(base .. 'tail', ARGV[6])
 
-for index, request in ipairs(cmsgpack.unpack(ARGV[6])) do answers[index] = answer_of(request) end
+for index, request in ipairs(cmsgpack.unpack(ARGV[7])) do answers[index] = answer_of(request) end
 
 in_slices('HSET', KEYS[3], pending)
 for c, head in pairs(heads) do

@@ -30,3 +30,10 @@ local function in_slices(command, key, list)
     redis.call(command, key, unpack(list, first, math.min(first + 3999, count)))
   end
 end
+
+-- Remembers how far the Outbox is reflected here: every record up to `offset` was committed before this.
+local function covered(tail_key, offset)
+  if tonumber(offset) > tonumber(redis.call('GET', tail_key) or '-1') then
+    redis.call('SET', tail_key, offset)
+  end
+end

@@ -5,6 +5,7 @@
 ``{ob:p}:call``                                 string  ``epoch number`` of the last commit or change
 ``{ob:p}:pend``                                 hash    message_id -> tenant NUL conversation NUL seq of
                                                         what is RESERVED: committed, not confirmed
+``{ob:p}:tail``                                 string  highest Outbox offset that was confirmed
 ``{ob:p}:gpend``                                hash    ``c`` -> version that the change log may lack
 ``{ob:p}:c:<c>``                                hash    head of a conversation
 ``{ob:p}:r:<c>``                                hash    conversation_seq -> MessageRecord

@@ -116,12 +116,14 @@ class PartitionLane:
         delay_s = BACKOFF_FIRST_S
         while not self._revoked:
             try:
+                restored = await self._s.repair.run(self.partition, self.epoch)
                 count = await self._s.relay.drain(self.partition, self.epoch)
             except StoreUnavailable as error:
                 log.warning("ob:%d: relay waits %.2f s: %s", self.partition, delay_s, error)
                 await self._s.sleep(delay_s)
                 delay_s = min(BACKOFF_MAX_S, 2 * delay_s)
                 continue
+            metrics.RESTORED.inc(restored)
             metrics.RELAYED.inc(count)
             log.info("ob:%d epoch %d: serving, %d messages relayed", self.partition, self.epoch, count)
             self.ready.set()
@@ -249,12 +251,12 @@ class PartitionLane:
     async def _settled(self, jobs: list[SendJob], requests: list[CommitRequest]) -> list[CommitResult] | None:
         """The results, however often the call has to be repeated; None: the jobs were answered instead."""
         confirmed = self._tail.take_acked()
-        if confirmed:
+        if confirmed.message_ids:
             failpoints.hit("writer.ack_sent")
         started_s, delay_s, unsure = self._s.monotonic(), BACKOFF_FIRST_S, False
         while True:
             try:
-                results = await self._s.store.commit(self.partition, self.epoch, requests, list(confirmed))
+                results = await self._s.store.commit(self.partition, self.epoch, requests, confirmed)
             except StoreUnavailable as error:
                 unsure = unsure or error.outcome is not Outcome.NOT_APPLIED
                 log.warning("ob:%d: commit of %d: %s", self.partition, len(jobs), error)
@@ -351,9 +353,11 @@ class PartitionLane:
         failpoints.hit("writer.ack_sent")
         done = self._tail.take_acked()
         try:
-            await self._s.store.confirm(self.partition, self.epoch, list(done))
+            await self._s.store.confirm(self.partition, self.epoch, done)
         except StoreUnavailable as error:
-            log.warning("ob:%d: %d messages not confirmed yet: %s", self.partition, len(done), error)
+            log.warning(
+                "ob:%d: %d messages not confirmed yet: %s", self.partition, len(done.message_ids), error
+            )
             self._tail.give_back(done)
             if self.accepting:
                 await self._s.sleep(BACKOFF_FIRST_S)

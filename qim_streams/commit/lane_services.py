@@ -11,6 +11,7 @@ from qim_streams.commit.clock_bound import ReservedClock
 from qim_streams.commit.outcome import SendOutcome, SendRequest
 from qim_streams.commit.ports import ConversationStore, DirectChats, Outbox
 from qim_streams.commit.relay import OutboxRelay
+from qim_streams.commit.repair import OutboxRepair
 from qim_streams.commit.snapshots import MemberSnapshots
 
 
@@ -40,6 +41,7 @@ class LaneServices:
 
     store: ConversationStore
     outbox: Outbox
+    repair: OutboxRepair
     relay: OutboxRelay
     clock: ReservedClock
     direct: DirectChats

@@ -11,6 +11,7 @@ COMMIT_SECONDS = Histogram("qim_writer_commit_seconds", "Commit calls until sett
 APPEND_SECONDS = Histogram("qim_writer_append_seconds", "Outbox appends until acknowledged", buckets=_SECONDS)
 WAITING = Gauge("qim_writer_waiting_sends", "Sends without an answer yet")
 RELAYED = Counter("qim_writer_relayed_messages", "Messages appended again by the relay")
+RESTORED = Counter("qim_writer_restored_messages", "Messages that the hot tier had lost, put back")
 ORPHANS = Counter("qim_writer_orphan_messages", "Reserved messages that this process did not know of")
 UNSURE = Counter("qim_writer_unsure_commits", "Commit calls repeated because their outcome was unknown")
 PARTITIONS = Gauge("qim_writer_partitions", "Outbox partitions owned")

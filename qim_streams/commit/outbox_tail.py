@@ -18,7 +18,7 @@ from qim_streams import failpoints
 from qim_streams.commit import metrics
 from qim_streams.commit.lane_services import LaneServices, SendJob
 from qim_streams.commit.outcome import committed
-from qim_streams.commit.ports import CommitRequest, CommitResult, OutboxAppend
+from qim_streams.commit.ports import NOTHING_CONFIRMED, CommitRequest, CommitResult, Confirmed, OutboxAppend
 from qim_streams.commit.relay import hand_over
 from qim_streams.commit.rules import record_of
 from qim_streams.records import OutboxRecord, record_key
@@ -42,6 +42,7 @@ class OutboxTail:
         self._s, self._on_progress = services, on_progress
         self._in_flight: dict[bytes, list[SendJob]] = {}
         self._acked: dict[bytes, None] = {}  # acknowledged, not confirmed; in order
+        self._offset = -1  # highest that was acknowledged
 
     @property
     def busy(self) -> bool:
@@ -73,14 +74,15 @@ class OutboxTail:
             return True
         return False
 
-    def take_acked(self) -> dict[bytes, None]:
+    def take_acked(self) -> Confirmed:
         """What is to be confirmed now; give it back if that did not work."""
-        taken, self._acked = self._acked, {}
+        taken = Confirmed(list(self._acked), self._offset) if self._acked else NOTHING_CONFIRMED
+        self._acked = {}
         return taken
 
-    def give_back(self, acked: dict[bytes, None]) -> None:
-        """Ids that could not be confirmed."""
-        self._acked = acked | self._acked
+    def give_back(self, confirmed: Confirmed) -> None:
+        """What could not be confirmed."""
+        self._acked = dict.fromkeys(confirmed.message_ids) | self._acked
 
     async def append(self, new: list[NewMessage], made: Sequence[Awaitable[object]]) -> None:
         """Hand messages over to the Outbox; answers follow when they and `made` are durable."""
@@ -88,7 +90,7 @@ class OutboxTail:
         started_s = self._s.monotonic()
         acknowledged = await hand_over(self._s.outbox, records, self._s.on_doubt, self._s.sleep)
         failpoints.hit("writer.produce_sent")
-        durable = asyncio.gather(acknowledged, *made) if made else acknowledged
+        durable = _first_of_all(acknowledged, made) if made else acknowledged
         asyncio.ensure_future(durable).add_done_callback(partial(self._acknowledged, new, started_s))
 
     async def _outbox_records(self, new: list[NewMessage]) -> list[OutboxAppend]:
@@ -110,7 +112,7 @@ class OutboxTail:
         return records
 
     def _acknowledged(
-        self, new: list[NewMessage], started_s: float, appended: "asyncio.Future[object]"
+        self, new: list[NewMessage], started_s: float, appended: "asyncio.Future[list[int]]"
     ) -> None:
         error = asyncio.CancelledError() if appended.cancelled() else appended.exception()
         if error is not None:
@@ -118,6 +120,7 @@ class OutboxTail:
         try:
             failpoints.hit("writer.produce_acked")
             metrics.APPEND_SECONDS.observe(self._s.monotonic() - started_s)
+            self._offset = max(self._offset, *appended.result())
             for one in new:
                 outcome = committed(one.result)
                 for job in self._in_flight.pop(one.result.message_id):
@@ -126,3 +129,10 @@ class OutboxTail:
         except Exception as failure:  # noqa: BLE001 - a callback's error would only be logged by the loop
             self._s.on_doubt("an acknowledged group could not be answered", failure)
         self._on_progress()
+
+
+async def _first_of_all(offsets: Awaitable[list[int]], others: Sequence[Awaitable[object]]) -> list[int]:
+    """The offsets, once everything else has ended too."""
+    found = asyncio.ensure_future(offsets)
+    await asyncio.gather(found, *others)
+    return found.result()

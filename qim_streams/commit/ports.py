@@ -3,9 +3,11 @@
 Spec: §3, §14.3.
 """
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from enum import IntEnum
 from typing import NamedTuple, Protocol
+
+from qim_streams.records import MessageRecord
 
 SEQ_MAX = 2**53 - 1  # numbers are exact to here in a Lua script
 
@@ -69,6 +71,16 @@ class PendingMessage(NamedTuple):
     record: bytes
 
 
+class Confirmed(NamedTuple):
+    """Messages whose Outbox records are acknowledged, and the highest of their offsets (-1: none)."""
+
+    message_ids: Sequence[bytes]
+    offset: int
+
+
+NOTHING_CONFIRMED = Confirmed((), -1)
+
+
 class ConversationStore(Protocol):
     """Conversations of one Outbox partition: writes are atomic and fenced by `epoch` (FencedError).
 
@@ -81,7 +93,11 @@ class ConversationStore(Protocol):
     """
 
     async def commit(
-        self, partition: int, epoch: int, requests: Sequence[CommitRequest], confirmed: Sequence[bytes] = ()
+        self,
+        partition: int,
+        epoch: int,
+        requests: Sequence[CommitRequest],
+        confirmed: Confirmed = NOTHING_CONFIRMED,
     ) -> list[CommitResult]:
         """Confirm `confirmed` (see `confirm`), then decide and apply each request in order; one result each.
 
@@ -89,11 +105,26 @@ class ConversationStore(Protocol):
         so that a repeat of them keeps their order.
         """
 
-    async def confirm(self, partition: int, epoch: int, message_ids: Sequence[bytes]) -> None:
+    async def confirm(self, partition: int, epoch: int, confirmed: Confirmed) -> None:
         """RESERVED -> COMMITTED for messages whose Outbox record is acknowledged; unknown ids are ignored."""
 
     async def pending(self, partition: int, epoch: int, limit: int) -> list[PendingMessage]:
         """Up to `limit` unconfirmed messages, per conversation in seq order starting with the oldest."""
+
+    async def covered(self, partition: int, epoch: int) -> int:
+        """The highest Outbox offset that was ever confirmed here, -1 for none.
+
+        Every record up to it was committed in this store before, so a store that knows the offset has
+        them; what lies behind it in the Outbox may be missing after a loss.
+        """
+
+    async def restore(
+        self, partition: int, epoch: int, messages: Sequence[MessageRecord], covered: int
+    ) -> int:
+        """Put back what is missing of messages of the Outbox, up to offset `covered`; returns how many were.
+
+        Numbers only go up; what is there stays. The messages are COMMITTED.
+        """
 
     async def records(self, wanted: Sequence[tuple[str, str, int]]) -> list[bytes | None]:
         """MessageRecord bytes by (tenant, conversation, seq), None where the hot tier has none."""
@@ -116,6 +147,17 @@ class Outbox(Protocol):
         Records of one partition lie in the log in the order in which they were handed over, across calls.
         Raises StoreError (NOT_APPLIED) at once when there is no room; the awaitable raises StoreError
         (UNKNOWN) when an acknowledgement does not come.
+        """
+
+
+class OutboxReader(Protocol):
+    """Reads the Outbox from outside of any consumer group."""
+
+    def read(self, partition: int, start: int) -> AsyncIterator[list[tuple[int, bytes]]]:
+        """Batches of (offset, value) from `start` (inclusive) to the end of the log as of this call.
+
+        StoreUnavailable when the log does not answer; InvariantViolation when records from `start` on are
+        no longer there or `start` lies beyond the end: then nobody can say what is missing.
         """
 
 

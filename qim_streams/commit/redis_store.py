@@ -16,16 +16,25 @@ import msgpack
 from qim_streams import limits
 from qim_streams.commit import keys
 from qim_streams.commit.calls import PartitionCalls
-from qim_streams.commit.ports import CommitRequest, CommitResult, CommitStatus, PendingMessage
-from qim_streams.commit.rules import NO_ID
+from qim_streams.commit.ports import (
+    NOTHING_CONFIRMED,
+    CommitRequest,
+    CommitResult,
+    CommitStatus,
+    Confirmed,
+    PendingMessage,
+)
+from qim_streams.commit.rules import NO_ID, payload_digest
 from qim_streams.errors import InvariantViolation
 from qim_streams.ids import ID_BYTES
+from qim_streams.records import MessageRecord
 from qim_streams.redis_tier import Script
 
 GROUP_MAX = 512  # messages in one script call: about 5 ms of the server
 CONFIRM_MAX = 4_000
 _FIXED = struct.Struct(">16s16sQB")
 _RESULT = struct.Struct(">B16sQQQI")
+_NUMBERS = struct.Struct(">QQQ")  # seq, membership version, committed_at
 _STATUS = {int(status): status for status in CommitStatus}
 
 
@@ -40,28 +49,51 @@ class RedisConversationStore:
         self._partition_of = partition_of
         self._commit = keys.fenced_script("qim_streams.commit", "commit.lua")
         self._confirm = keys.fenced_script("qim_streams.commit", "confirm.lua")
+        self._restore = keys.fenced_script("qim_streams.commit", "restore.lua")
+        self._covered = keys.fenced_script("qim_streams.commit", "covered.lua")
         self._pending = keys.fenced_script("qim_streams.commit", "pending.lua")
         self._records = Script.load("qim_streams.commit", "records.lua")
 
     async def commit(
-        self, partition: int, epoch: int, requests: Sequence[CommitRequest], confirmed: Sequence[bytes] = ()
+        self,
+        partition: int,
+        epoch: int,
+        requests: Sequence[CommitRequest],
+        confirmed: Confirmed = NOTHING_CONFIRMED,
     ) -> list[CommitResult]:
         """See the port. More than 512 requests take several calls; UNKNOWN then covers all of them."""
         results: list[CommitResult] = []
         for start in range(0, max(1, len(requests)), GROUP_MAX):
             part = requests[start : start + GROUP_MAX]
-            args = (self._retention_ms, b"" if start else b"".join(confirmed), _encode(part))
+            ids, offset = NOTHING_CONFIRMED if start else confirmed
+            args = (self._retention_ms, b"".join(ids), offset, _encode(part))
             answer = await self._calls.numbered(self._commit, partition, epoch, "pend", args)
             if len(answer) != len(part) * _RESULT.size:
                 raise InvariantViolation(f"ob:{partition}: {len(answer)} bytes for {len(part)} results")
             results.extend(_result(fields) for fields in _RESULT.iter_unpack(answer))
         return results
 
-    async def confirm(self, partition: int, epoch: int, message_ids: Sequence[bytes]) -> None:
+    async def confirm(self, partition: int, epoch: int, confirmed: Confirmed) -> None:
         """See the port."""
-        for start in range(0, len(message_ids), CONFIRM_MAX):
-            part = b"".join(message_ids[start : start + CONFIRM_MAX])
-            await self._calls.fenced(self._confirm, partition, epoch, ("pend",), (part,))
+        ids, offset = confirmed
+        for start in range(0, len(ids), CONFIRM_MAX):
+            part = b"".join(ids[start : start + CONFIRM_MAX])
+            last = start + CONFIRM_MAX >= len(ids)
+            args = (part, offset if last else -1)
+            await self._calls.numbered(self._confirm, partition, epoch, "pend", args)
+
+    async def covered(self, partition: int, epoch: int) -> int:
+        """See the port."""
+        offset = await self._calls.fenced(self._covered, partition, epoch, ("tail",))
+        return -1 if offset is None else int(offset)
+
+    async def restore(
+        self, partition: int, epoch: int, messages: Sequence[MessageRecord], covered: int
+    ) -> int:
+        """See the port."""
+        packed = msgpack.packb([_restored(message) for message in messages], use_bin_type=False)
+        args = (self._retention_ms, covered, packed)
+        return int(await self._calls.numbered(self._restore, partition, epoch, "tail", args))
 
     async def pending(self, partition: int, epoch: int, limit: int) -> list[PendingMessage]:
         """See the port. Ids of a conversation grow with its seqs, so the order of ids is the order wanted."""
@@ -116,6 +148,19 @@ def _encode(requests: Sequence[CommitRequest]) -> bytes:
         use_bin_type=False,
     )
     return packed
+
+
+def _restored(message: MessageRecord) -> tuple[object, ...]:
+    digest = payload_digest(message.kind, message.body)
+    numbers = _NUMBERS.pack(message.conversation_seq, message.membership_version, message.committed_at)
+    return (
+        keys.conversation(message.tenant_id, message.conversation_id),
+        message.sender_id,
+        message.client_message_id,
+        message.conversation_seq,
+        digest + message.message_id + numbers,
+        message.encode(),
+    )
 
 
 def _result(fields: tuple[int, bytes, int, int, int, int]) -> CommitResult:

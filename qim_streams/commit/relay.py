@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import NoReturn
 
 from qim_streams import failpoints
-from qim_streams.commit.ports import ConversationStore, Outbox, OutboxAppend, PendingMessage
+from qim_streams.commit.ports import Confirmed, ConversationStore, Outbox, OutboxAppend, PendingMessage
 from qim_streams.errors import Outcome, StoreError
 from qim_streams.records import OUTBOX_RELAYED, OutboxRecord, record_key
 
@@ -55,14 +55,15 @@ class OutboxRelay:
             failpoints.hit("relay.pending_read")
             if not todo:
                 return count
-            await append_all(
+            offsets = await append_all(
                 self._outbox,
                 [_relayed(partition, epoch, message) for message in todo],
                 self._on_doubt,
                 self._sleep,
             )
             failpoints.hit("relay.pending_appended")
-            await self._store.confirm(partition, epoch, [message.message_id for message in todo])
+            confirmed = Confirmed([message.message_id for message in todo], max(offsets))
+            await self._store.confirm(partition, epoch, confirmed)
             count += len(todo)
 
 
@@ -88,11 +89,11 @@ async def append_all(
     records: Sequence[OutboxAppend],
     on_doubt: Callable[[str, BaseException | None], NoReturn],
     sleep: Callable[[float], Awaitable[None]],
-) -> None:
-    """Append records and wait until all are acknowledged."""
+) -> list[int]:
+    """Append records and wait until all are acknowledged; returns their offsets."""
     acknowledged = await hand_over(outbox, records, on_doubt, sleep)
     try:
-        await acknowledged
+        return await acknowledged
     except StoreError as error:
         on_doubt("an Outbox append was not acknowledged", error)
 

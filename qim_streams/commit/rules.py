@@ -15,10 +15,17 @@ from dataclasses import dataclass, field
 
 from blake3 import blake3
 
-from qim_streams.commit.ports import SEQ_MAX, CommitRequest, CommitResult, CommitStatus
-from qim_streams.errors import FencedError
+from qim_streams.commit.ports import (
+    NOTHING_CONFIRMED,
+    SEQ_MAX,
+    CommitRequest,
+    CommitResult,
+    CommitStatus,
+    Confirmed,
+)
+from qim_streams.errors import FencedError, InvariantViolation
 from qim_streams.membership.ports import Member
-from qim_streams.records import message_head
+from qim_streams.records import MessageRecord, message_head
 
 NO_ID = bytes(16)
 DIGEST_BYTES = 16
@@ -67,11 +74,25 @@ class PartitionState:
     reservations: dict[DedupKey, Reservation] = field(default_factory=dict)
     records: dict[ConversationKey, dict[int, bytes]] = field(default_factory=dict)
     pending: dict[bytes, tuple[str, str, int]] = field(default_factory=dict)
+    covered: int = -1  # highest Outbox offset that was confirmed
+    call: tuple[int, int] = (0, 0)  # epoch and number of the last numbered call
 
     def fence(self, resource: str, epoch: int) -> None:
         """FencedError unless `epoch` is the current one."""
         if epoch != self.epoch:
             raise FencedError(resource, epoch, self.epoch)
+
+    def number(self, epoch: int, low: int, mine: int) -> None:
+        """Count a call: `low` is the last one that its owner knows to be applied. See ``fence.lua``.
+
+        InvariantViolation for a call that comes late, and where an acknowledged one is missing.
+        """
+        seen = self.call[1] if self.call[0] == epoch else 0
+        if seen >= mine:
+            raise InvariantViolation(f"call {mine} of epoch {epoch} comes after call {seen}")
+        if seen < low:
+            raise InvariantViolation(f"call {low} of epoch {epoch} was acknowledged and is lost")
+        self.call = (epoch, mine)
 
 
 def decide_repeat(kept: Reservation, digest: bytes, is_pending: bool) -> CommitStatus:
@@ -105,14 +126,41 @@ def decide_new(
     return CommitStatus.NEW
 
 
-def confirm(state: PartitionState, message_ids: Iterable[bytes]) -> None:
+def confirm(state: PartitionState, confirmed: Confirmed) -> None:
     """Take messages off the pending list."""
-    for message_id in message_ids:
+    for message_id in confirmed.message_ids:
         state.pending.pop(message_id, None)
+    state.covered = max(state.covered, confirmed.offset)
+
+
+def restore(state: PartitionState, messages: Iterable[MessageRecord], covered: int) -> int:
+    """Put back what is missing of messages of the Outbox; returns how many records were. Spec: §14.4."""
+    missing = 0
+    for message in messages:
+        conversation = (message.tenant_id, message.conversation_id)
+        records = state.records.setdefault(conversation, {})
+        if message.conversation_seq not in records:
+            records[message.conversation_seq] = message.encode()
+            missing += 1
+        reservation = Reservation(
+            payload_digest(message.kind, message.body),
+            message.message_id,
+            message.conversation_seq,
+            message.membership_version,
+            message.committed_at,
+        )
+        state.reservations.setdefault(
+            (*conversation, message.sender_id, message.client_message_id), reservation
+        )
+        head = state.heads.setdefault(conversation, Head())
+        if message.conversation_seq > head.seq:
+            head.seq, head.last_id = message.conversation_seq, message.message_id
+    state.covered = max(state.covered, covered)
+    return missing
 
 
 def commit_group(
-    state: PartitionState, requests: Sequence[CommitRequest], confirmed: Sequence[bytes] = ()
+    state: PartitionState, requests: Sequence[CommitRequest], confirmed: Confirmed = NOTHING_CONFIRMED
 ) -> list[CommitResult]:
     """Confirm, then decide and apply each request in order. Changes `state`."""
     confirm(state, confirmed)

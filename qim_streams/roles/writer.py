@@ -22,10 +22,12 @@ from qim_streams.commit.admission import Admission, AdmissionLimits
 from qim_streams.commit.calls import PartitionCalls
 from qim_streams.commit.clock_bound import FileClockBound, ReservedClock
 from qim_streams.commit.kafka_outbox import MEMBERSHIP_TOPIC, OUTBOX_TOPIC, KafkaMembershipLog, KafkaOutbox
+from qim_streams.commit.kafka_reader import KafkaLogReader
 from qim_streams.commit.lane_services import LaneLimits, LaneServices
 from qim_streams.commit.ownership import PartitionOwnership
 from qim_streams.commit.redis_store import RedisConversationStore
 from qim_streams.commit.relay import OutboxRelay
+from qim_streams.commit.repair import OutboxRepair
 from qim_streams.commit.rpc_server import RpcServer
 from qim_streams.commit.script_pipe import ScriptPipe
 from qim_streams.commit.snapshots import MemberSnapshots
@@ -74,6 +76,7 @@ async def run_writer(settings: Settings, stop: asyncio.Event) -> None:
     try:
         await _serve(settings, parts, Claims(name, boot.number), stop)
     finally:
+        await parts.reader.close()
         await producer.close()
         await redis.aclose()
     await parts.clock.close()
@@ -108,6 +111,7 @@ class _Parts:
         outbox = KafkaOutbox(producer)
         change_log = KafkaMembershipLog(producer, partial(_partition, membership_partitions))
         self.partition_of = partition_of
+        self.reader = KafkaLogReader(settings.brokers, OUTBOX_TOPIC)
         self.leases = RedisLeaseStore(redis)
         self.snapshots = MemberSnapshots(reader)
         self.clock = ReservedClock(
@@ -122,6 +126,7 @@ class _Parts:
         self.services = LaneServices(
             store=store,
             outbox=outbox,
+            repair=OutboxRepair(store, self.reader),
             relay=OutboxRelay(store, outbox, die),
             clock=self.clock,
             direct=DirectChatMaker(self.changes, directory, self.snapshots.put),

@@ -8,7 +8,7 @@ it). With `dead` nothing moves any more, as for a producer whose process is gone
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -83,6 +83,23 @@ class MemoryOutbox:
             call = self._calls.popleft()
             if not call.future.done():
                 call.future.set_exception(LogAppendError("memory: not acknowledged", Outcome.UNKNOWN))
+
+
+class MemoryOutboxReader:
+    """`OutboxReader` on such a log. The log may hold several partitions; offsets count over all of them."""
+
+    def __init__(self, log: Sequence[OutboxAppend]) -> None:
+        self.log = log
+
+    async def read(self, partition: int, start: int) -> AsyncIterator[list[tuple[int, bytes]]]:
+        """See the port."""
+        found = [
+            (offset, one.value)
+            for offset, one in enumerate(self.log[start:], start)
+            if one.partition == partition
+        ]
+        if found:
+            yield found
 
 
 class MemoryMembershipLog:

@@ -14,6 +14,7 @@ from qim_streams.commit.lane_services import LaneLimits, LaneServices
 from qim_streams.commit.outcome import SendRequest
 from qim_streams.commit.ports import ConversationStore, OutboxAppend
 from qim_streams.commit.relay import OutboxRelay
+from qim_streams.commit.repair import OutboxRepair
 from qim_streams.commit.snapshots import MemberSnapshots
 from qim_streams.commit.writer import ConversationWriter, WriterLimits, resource_of
 from qim_streams.ids import direct_conversation_id
@@ -26,13 +27,13 @@ from qim_streams.membership.ports import (
 )
 from qim_streams.membership.service import GroupService
 from qim_streams.ownership.ports import Grant, LeaseStore
-from qim_streams.testing.memory_outbox import MemoryMembershipLog, MemoryOutbox
+from qim_streams.testing.memory_membership import MemoryMembershipStore, MemoryOrdinalDirectory
+from qim_streams.testing.memory_outbox import MemoryMembershipLog, MemoryOutbox, MemoryOutboxReader
 from qim_streams.testing.memory_tier import (
+    MemoryCalls,
     MemoryConversationStore,
     MemoryHotTier,
     MemoryLeaseStore,
-    MemoryMembershipStore,
-    MemoryOrdinalDirectory,
 )
 
 LEASE_TTL_MS = 15_000
@@ -85,8 +86,9 @@ class WriterRig:
         self.deaths: list[str] = []
         self.outbox = MemoryOutbox(log)
         self.change_log = change_log or MemoryMembershipLog()
-        self.conversations = conversations or MemoryConversationStore(tier)
-        fake = MemoryMembershipStore(tier)
+        calls = MemoryCalls(tier)
+        self.conversations = conversations or MemoryConversationStore(tier, calls)
+        fake = MemoryMembershipStore(tier, calls)
         self.membership: MembershipStore = membership or fake
         self.directory: OrdinalDirectory = directory or MemoryOrdinalDirectory(tier)
         self.leases: LeaseStore = leases or MemoryLeaseStore(tier)
@@ -101,6 +103,7 @@ class WriterRig:
         services = LaneServices(
             store=self.conversations,
             outbox=self.outbox,
+            repair=OutboxRepair(self.conversations, MemoryOutboxReader(log)),
             relay=OutboxRelay(self.conversations, self.outbox, self.die, self._no_sleep),
             clock=self.clock,
             direct=self.direct_chats,

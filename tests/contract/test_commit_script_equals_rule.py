@@ -6,17 +6,17 @@ numbers near 2^53, times over 2^53, bodies with every byte value.
 
 import random
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
 
 from qim_streams.commit.keys import base
-from qim_streams.commit.ports import SEQ_MAX, CommitRequest
-from qim_streams.commit.rules import NO_ID, Head, PartitionState, commit_group
+from qim_streams.commit.ports import SEQ_MAX, CommitRequest, Confirmed
+from qim_streams.commit.rules import NO_ID, Head, PartitionState, commit_group, restore
 from qim_streams.ids import ID_BYTES
 from qim_streams.membership.ports import Member
 from qim_streams.membership.rows import encode_member
+from qim_streams.records import MessageRecord
 from qim_streams.redis_tier import RedisClient
 from tests.support.hot_tier import TENANT, redis_tier
 
@@ -116,14 +116,30 @@ async def assert_equal(client: RedisClient, state: PartitionState) -> None:
     pending = await client.hgetall(base(PARTITION) + "pend")
     expected = {key: "\0".join((t, c, str(seq))).encode() for key, (t, c, seq) in state.pending.items()}
     assert pending == expected
+    assert int(await client.get(base(PARTITION) + "tail") or -1) == state.covered
     for (tenant, chat, sender, client_id), kept in state.reservations.items():
         row = await client.get(f"{base(PARTITION)}d:{tenant}:{chat}:{sender}:{client_id}")
         numbers = struct.pack(">QQQ", kept.seq, kept.version, kept.committed_at)
         assert row == kept.digest + kept.message_id + numbers
 
 
-def some_confirmed(rng: random.Random, state: PartitionState) -> Sequence[bytes]:
-    return [key for key in state.pending if rng.random() < 0.3] + [rng.randbytes(16)]
+def some_confirmed(rng: random.Random, state: PartitionState) -> Confirmed:
+    ids = [key for key in state.pending if rng.random() < 0.3] + [rng.randbytes(16)]
+    return Confirmed(ids, rng.choice((-1, 0, rng.randrange(2**53))))
+
+
+def some_lost(rng: random.Random) -> list[MessageRecord]:
+    """Messages as the Outbox may have them, known here or not."""
+    lost = []
+    for _ in range(rng.randrange(4)):
+        one, chat, seq = rng.randbytes(16), rng.choice(CHATS), rng.choice((*EDGE_SEQS[1:], 2, 3))
+        sender, client_id = rng.choice(USERS), f"m{rng.randrange(9)}"
+        lost.append(
+            MessageRecord(
+                seq, 2**40, TENANT, chat, one, one, sender, 1, "phone", client_id, 1, 2**63 + 1, 0, 0, b"x"
+            )
+        )
+    return lost
 
 
 @pytest.mark.parametrize("seed", [SEED])
@@ -143,5 +159,8 @@ async def test_script_and_rule_agree(hot_client: RedisClient, seed: int) -> None
             assert got == commit_group(world.state, requests, confirmed)
             seen.update(result.status.name for result in got)
             cases += len(requests)
+            if rng.random() < 0.1:
+                lost, covered = some_lost(rng), rng.randrange(2**53)
+                assert await store.restore(PARTITION, 1, lost, covered) == restore(world.state, lost, covered)
         await assert_equal(hot_client, world.state)
     assert len(seen) == 11, f"not every outcome was met: {sorted(seen)}"

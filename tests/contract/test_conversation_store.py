@@ -6,13 +6,13 @@ import pytest
 
 from qim_streams.commit.calls import PartitionCalls
 from qim_streams.commit.keys import base
-from qim_streams.commit.ports import CommitResult, CommitStatus
+from qim_streams.commit.ports import CommitResult, CommitStatus, Confirmed
 from qim_streams.commit.redis_store import RedisConversationStore
 from qim_streams.commit.rules import NO_ID
 from qim_streams.commit.script_pipe import ScriptPipe
 from qim_streams.errors import FencedError, InvariantViolation, StoreError
 from qim_streams.membership.ports import MembershipChange
-from qim_streams.records import decode_message
+from qim_streams.records import MessageRecord, decode_message
 from qim_streams.redis_tier import RedisClient
 from tests.support.hot_tier import (
     PARTITIONS,
@@ -61,7 +61,7 @@ async def test_a_repeat_is_answered_the_same_before_and_after_it_is_confirmed(ti
     store = tier.conversations
     (first,) = await store.commit(partition, epoch, [request("g", "ann", "m", message_id(5))])
     (again,) = await store.commit(partition, epoch, [request("g", "ann", "m", message_id(9))])
-    await store.confirm(partition, epoch, [first.message_id])
+    await store.confirm(partition, epoch, Confirmed([first.message_id], 0))
     (later,) = await store.commit(partition, epoch, [request("g", "ann", "m", message_id(10))])
     assert first.status is S.NEW
     assert again == first._replace(status=S.REPEAT_RESERVED, members_active=0)
@@ -170,8 +170,8 @@ async def test_an_old_owner_writes_nothing(tier: HotTier) -> None:
     assert newer == epoch + 1
     for call in (
         store.commit(partition, epoch, [request("g", "ann", "n", message_id(6))]),
-        store.commit(partition, epoch, [], [first.message_id]),
-        store.confirm(partition, epoch, [first.message_id]),
+        store.commit(partition, epoch, [], Confirmed([first.message_id], 0)),
+        store.confirm(partition, epoch, Confirmed([first.message_id], 0)),
         store.pending(partition, epoch, 10),
     ):
         with pytest.raises(FencedError) as caught:
@@ -192,11 +192,11 @@ async def test_pending_messages_come_oldest_first_and_leave_when_confirmed(tier:
     pending = await store.pending(partition, epoch, 10)
     assert [p.conversation_seq for p in pending] == list(range(1, 11))
     assert [decode_message(p.record).body for p in pending] == [b"%d" % n for n in range(10)]
-    await store.confirm(partition, epoch, [r.message_id for r in results[:12]])
-    await store.commit(partition, epoch, [], [r.message_id for r in results[12:15]])
+    await store.confirm(partition, epoch, Confirmed([r.message_id for r in results[:12]], 11))
+    await store.commit(partition, epoch, [], Confirmed([r.message_id for r in results[12:15]], 14))
     left = await store.pending(partition, epoch, 100)
     assert [p.conversation_seq for p in left] == list(range(16, 31))
-    await store.confirm(partition, epoch, [message_id(1), *(p.message_id for p in left)])
+    await store.confirm(partition, epoch, Confirmed([message_id(1), *(p.message_id for p in left)], 29))
     assert await store.pending(partition, epoch, 100) == []
 
 
@@ -241,6 +241,66 @@ async def test_the_largest_seq_is_exact_and_the_last(tier: HotTier) -> None:
     assert decode_message(record).conversation_seq == largest
     (pending,) = await tier.conversations.pending(partition, epoch, 5)
     assert pending.conversation_seq == largest
+
+
+def lost(chat: str, seq: int, body: bytes = b"hi", sender: str = "ann") -> MessageRecord:
+    """A message as the Outbox has it."""
+    one = message_id(100 + seq)
+    return MessageRecord(
+        seq, 1, TENANT, chat, one, one, sender, 7, "phone", f"m{seq}", 1, 1_000 + seq, 0, 0, body
+    )
+
+
+async def test_what_the_store_lost_is_put_back_and_no_number_is_used_twice(tier: HotTier) -> None:
+    """§14.4, D4."""
+    partition, epoch = await tier.group("g", {"ann": "owner"})
+    store = tier.conversations
+    assert await store.covered(partition, epoch) == -1
+    messages = [lost("g", seq) for seq in (1, 2, 3)]
+    assert await store.restore(partition, epoch, messages, 41) == 3
+    assert await store.covered(partition, epoch) == 41
+    assert await store.records([(TENANT, "g", seq) for seq in (1, 2, 3)]) == [m.encode() for m in messages]
+    (again,) = await store.commit(partition, epoch, [request("g", "ann", "m2", message_id(900))])
+    assert again == CommitResult(S.REPEAT_COMMITTED, message_id(102), 2, 1, 1_002)
+    (behind,) = await store.commit(partition, epoch, [request("g", "ann", "n", message_id(103))])
+    assert behind == CommitResult(S.CLOCK_BEHIND, message_id(103))
+    (new,) = await store.commit(partition, epoch, [request("g", "ann", "n", message_id(104))])
+    assert (new.status, new.conversation_seq) == (S.NEW, 4)
+    assert await store.pending(partition, epoch, 9) != []
+
+
+async def test_restoring_leaves_alone_what_is_there(tier: HotTier) -> None:
+    partition, epoch = await tier.group("g", {"ann": "owner"})
+    store = tier.conversations
+    many = [request("g", "ann", f"m{n}", message_id(100 + n)) for n in (1, 2, 3)]
+    before = await store.commit(partition, epoch, many)
+    await store.confirm(partition, epoch, Confirmed([before[0].message_id], 50))
+    assert await store.restore(partition, epoch, [lost("g", 2)], 40) == 0
+    assert await store.covered(partition, epoch) == 50
+    again = await store.commit(partition, epoch, many)
+    assert [r.conversation_seq for r in again] == [1, 2, 3]
+    assert [r.status for r in again] == [S.REPEAT_COMMITTED, S.REPEAT_RESERVED, S.REPEAT_RESERVED]
+
+
+async def test_a_conversation_that_was_lost_itself_goes_on_counting(tier: HotTier) -> None:
+    partition, epoch = await tier.own("g")
+    store = tier.conversations
+    assert await store.restore(partition, epoch, [lost("g", 7)], 3) == 1
+    (early,) = await store.commit(partition, epoch, [request("g", "ann", "n", message_id(900))])
+    assert early.status is S.NO_CONVERSATION
+    assert await tier.membership.conversation(TENANT, "g") is None
+    await tier.group("g", {"ann": "owner"})
+    (new,) = await store.commit(partition, epoch, [request("g", "ann", "n", message_id(901))])
+    assert (new.status, new.conversation_seq) == (S.NEW, 8)
+
+
+async def test_an_old_owner_restores_nothing(tier: HotTier) -> None:
+    partition, epoch = await tier.group("g", {"ann": "owner"})
+    await tier.own("g", boot=2)
+    with pytest.raises(FencedError):
+        await tier.conversations.restore(partition, epoch, [lost("g", 1)], 3)
+    with pytest.raises(FencedError):
+        await tier.conversations.covered(partition, epoch)
 
 
 # -- what only the Redis adapter can get wrong

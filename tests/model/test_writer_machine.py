@@ -1,9 +1,9 @@
 """T-M2: writers, clients and an unreliable hot tier as a state machine, and proof that it finds known bugs.
 
 Steps: send, repeat, repeat with another body, bursts, acknowledgements held back, lost requests and answers
-of the store, a crash at every failpoint, a takeover behind the back of a paused owner, clocks set back,
-joins and leaves. Checked after each step: P1 to P5, P14, I1 to I5; once healed: nothing pending, no number
-without a message, everybody has an answer (C1, C5, T-K1).
+of the store, a power loss of the store, a crash at every failpoint, a takeover behind the back of a paused
+owner, clocks set back, joins and leaves. Checked after each step: P1 to P5, P14, I1 to I5; once healed:
+nothing pending, no number without a message, everybody has an answer (C1, C5, T-K1).
 """
 
 from collections.abc import Callable, Iterator
@@ -29,6 +29,7 @@ from qim_streams.commit.outbox_tail import OutboxTail
 from qim_streams.commit.outcome import UNKNOWN, committed
 from qim_streams.commit.ports import CommitStatus
 from qim_streams.commit.relay import OutboxRelay
+from qim_streams.commit.repair import OutboxRepair
 from qim_streams.commit.rules import PartitionState
 from qim_streams.errors import Outcome, StoreUnavailable
 from qim_streams.membership.commands import GroupOp
@@ -52,7 +53,7 @@ again = st.sampled_from(("wait", "repeat", "next"))
 skews = st.sampled_from((-3_600_000, -5_000, 0, 0, 5_000, 3_600_000))
 faults = st.sampled_from((Fault.LOST_ANSWER, Fault.NONE, Fault.LOST_REQUEST, Fault.REFUSED))
 EXAMPLES, EXAMPLES_LONG, STEPS = 250, 6_000, 20
-MUTANT_EXAMPLES = 300
+MUTANT_EXAMPLES = 1_500
 
 
 class WriterMachine(RuleBasedStateMachine):
@@ -141,6 +142,17 @@ class WriterMachine(RuleBasedStateMachine):
         if zombie:
             self.world.send(before, chat, "bob")
 
+    @rule()
+    def write_to_disk(self) -> None:
+        self.world.remember()
+
+    @rule(go_on=st.booleans(), chat=chats)
+    def lose_power(self, go_on: bool, chat: str) -> None:
+        """The hot tier forgets its last writes; the owner may try to go on."""
+        self.world.lose_power()
+        if go_on:
+            self.world.send(self.world.owner, chat, "ann")
+
     @rule(node=nodes, skew_ms=skews)
     def set_clock(self, node: str, skew_ms: int) -> None:
         self.world.skew_ms[node] = skew_ms
@@ -228,7 +240,11 @@ def reserved_is_as_good_as_committed() -> Any:
 
 
 def no_fencing() -> Any:
-    return patch.object(PartitionState, "fence", lambda *_: None)
+    """Calls are numbered per epoch, which would notice it too: both defences are taken away."""
+    return _both(
+        patch.object(PartitionState, "fence", lambda *_: None),
+        patch.object(PartitionState, "number", lambda *_: None),
+    )
 
 
 def confirmed_before_acknowledged() -> Any:
@@ -246,7 +262,7 @@ def unknown_outcome_is_dropped() -> Any:
 
     async def settled(self: PartitionLane, jobs: list[Any], requests: list[Any]) -> Any:
         try:
-            return await self._s.store.commit(self.partition, self.epoch, requests, ())
+            return await self._s.store.commit(self.partition, self.epoch, requests)
         except StoreUnavailable as error:
             if error.outcome is Outcome.NOT_APPLIED:
                 return await original(self, jobs, requests)
@@ -307,12 +323,11 @@ def payload_is_not_compared() -> Any:
 def dedup_is_forgotten_when_confirmed() -> Any:
     original = rules.confirm
 
-    def confirm(state: PartitionState, message_ids: Any) -> None:
-        for message_id in message_ids:
-            for key, kept in list(state.reservations.items()):
-                if kept.message_id == message_id:
-                    del state.reservations[key]
-            original(state, [message_id])
+    def confirm(state: PartitionState, confirmed: Any) -> None:
+        for key, kept in list(state.reservations.items()):
+            if kept.message_id in confirmed.message_ids:
+                del state.reservations[key]
+        original(state, confirmed)
 
     return _both(
         patch.object(rules, "confirm", confirm), patch("qim_streams.testing.memory_tier.confirm", confirm)
@@ -331,8 +346,15 @@ def serves_before_the_relay() -> Any:
     return patch.object(PartitionLane, "_recover", recover)
 
 
-def clock_forgets_its_bound() -> Any:
-    return patch("qim_streams.testing.memory_writer.MemoryClockBound.load", lambda _: 0)
+def no_repair() -> Any:
+    async def run(*_: Any) -> int:
+        return 0
+
+    return patch.object(OutboxRepair, "run", run)
+
+
+def lost_writes_go_unnoticed() -> Any:
+    return patch.object(PartitionState, "number", lambda *_: None)
 
 
 @contextmanager
@@ -354,6 +376,8 @@ MUTANTS = (
     payload_is_not_compared,
     dedup_is_forgotten_when_confirmed,
     serves_before_the_relay,
+    no_repair,
+    lost_writes_go_unnoticed,
 )
 
 

@@ -25,12 +25,12 @@ from qim_streams.ownership.redis_leases import RedisLeaseStore
 from qim_streams.placement import outbox_partition
 from qim_streams.records import MessageRecord
 from qim_streams.redis_tier import RedisClient
+from qim_streams.testing.memory_membership import MemoryMembershipStore, MemoryOrdinalDirectory
 from qim_streams.testing.memory_tier import (
+    MemoryCalls,
     MemoryConversationStore,
     MemoryHotTier,
     MemoryLeaseStore,
-    MemoryMembershipStore,
-    MemoryOrdinalDirectory,
 )
 
 PARTITIONS, SHARDS, TENANT = 4, 16, "t"
@@ -110,9 +110,10 @@ class HotTier:
 
 def memory_tier() -> HotTier:
     tier = MemoryHotTier(partition_of)
-    membership = MemoryMembershipStore(tier)
+    calls = MemoryCalls(tier)
+    membership = MemoryMembershipStore(tier, calls)
     return HotTier(
-        MemoryConversationStore(tier),
+        MemoryConversationStore(tier, calls),
         membership,
         membership,
         MemoryOrdinalDirectory(tier),

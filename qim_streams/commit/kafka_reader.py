@@ -1,0 +1,90 @@
+"""Reads a partition of a log from an offset to its end, outside of any consumer group.
+
+Invariants: what is returned is gapless from the start asked for to the end as of the call, or an error; one
+blocking consumer, used by one reader at a time, on a thread.
+
+Spec: §14.4.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+
+from qim_streams.errors import InvariantViolation, Outcome, StoreUnavailable
+
+BATCH_MAX = 1_000
+ANSWER_TIMEOUT_S = 10.0
+SILENCE_MAX_S = 30.0  # without a record while there are some
+
+
+class KafkaLogReader:
+    """`OutboxReader` on Kafka. Close it after use."""
+
+    def __init__(self, brokers: str, topic: str) -> None:
+        self._topic = topic
+        self._turn = asyncio.Lock()
+        self._config = {
+            "bootstrap.servers": brokers,
+            "group.id": "qim-log-reader",  # required by the client; never joined
+            "enable.auto.commit": False,
+            "auto.offset.reset": "error",
+            "enable.partition.eof": False,
+            "isolation.level": "read_uncommitted",
+        }
+        self._consumer: Consumer | None = None
+
+    async def read(self, partition: int, start: int) -> AsyncIterator[list[tuple[int, bytes]]]:
+        """See the port."""
+        async with self._turn:
+            try:
+                end = await asyncio.to_thread(self._open, partition, start)
+                position, heard_s = start, time.monotonic()
+                while position < end:
+                    batch = await asyncio.to_thread(self._next)
+                    if batch:
+                        position, heard_s = batch[-1][0] + 1, time.monotonic()
+                        yield batch
+                    elif time.monotonic() - heard_s > SILENCE_MAX_S:
+                        where = f"{self._topic}[{partition}] at {position} of {end}"
+                        raise StoreUnavailable(
+                            f"{where}: no record in {SILENCE_MAX_S:.0f} s", Outcome.NOT_APPLIED
+                        )
+            except KafkaException as error:
+                raise StoreUnavailable(
+                    f"{self._topic}[{partition}]: {error.args[0].str()}", Outcome.NOT_APPLIED
+                ) from error
+
+    async def close(self) -> None:
+        """Let the connection go."""
+        if self._consumer is not None:
+            await asyncio.to_thread(self._consumer.close)
+            self._consumer = None
+
+    def _open(self, partition: int, start: int) -> int:
+        """The end of the log; the consumer stands at `start`."""
+        if self._consumer is None:
+            self._consumer = Consumer(self._config)
+        place = TopicPartition(self._topic, partition, start)
+        low, high = self._consumer.get_watermark_offsets(place, timeout=ANSWER_TIMEOUT_S)
+        if low > start or high < start:
+            raise InvariantViolation(
+                f"{self._topic}[{partition}]: the hot tier knows it up to offset {start - 1}, and it holds "
+                f"{low} to {high - 1}: the log was created anew, or the hot tier was emptied after its "
+                "retention; restore the one that was lost, or start with both empty"
+            )
+        if high > start:
+            self._consumer.assign([place])
+        return int(high)
+
+    def _next(self) -> list[tuple[int, bytes]]:
+        assert self._consumer is not None, "opened before"
+        return [_row(message) for message in self._consumer.consume(BATCH_MAX, timeout=1.0)]
+
+
+def _row(message: Message) -> tuple[int, bytes]:
+    error = message.error()
+    if error is not None:
+        raise KafkaException(error)
+    return message.offset(), message.value() or b""

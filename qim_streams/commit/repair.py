@@ -1,0 +1,70 @@
+"""OutboxRepair: puts back into the hot tier what it may have lost and the Outbox still has.
+
+A store that restarts after a power loss may have forgotten its last second: sequence numbers that are used,
+messages that were acknowledged. The Outbox has all of them, because nothing is acknowledged before it is
+there. So the owner of a partition reads the Outbox from behind the last offset that the store knows, and
+restores every message, before it numbers a new one: a used number is never issued again.
+
+After an ordinary restart there is little behind that offset: what was acknowledged and not yet confirmed.
+
+Invariants: numbers only go up; a message that is there is left alone; the store's knowledge of the Outbox is
+complete up to the log's end when `run` returns.
+
+What it does not do: restore changes of members (the change log has them).
+
+Spec: §14.4.
+"""
+
+import logging
+from collections.abc import Sequence
+
+from qim_streams.commit.ports import ConversationStore, OutboxReader
+from qim_streams.errors import RecordError
+from qim_streams.records import MessageRecord, decode_message, decode_outbox
+
+log = logging.getLogger(__name__)
+
+RESTORE_MAX = 500  # messages in one call of the store
+
+
+class OutboxRepair:
+    """Repairs partitions at their grant."""
+
+    def __init__(self, store: ConversationStore, outbox: OutboxReader) -> None:
+        self._store, self._outbox = store, outbox
+
+    async def run(self, partition: int, epoch: int) -> int:
+        """Restore what is missing; returns how many messages were.
+
+        FencedError, StoreUnavailable: call again. InvariantViolation: the Outbox no longer has what the store
+        may lack.
+        """
+        # An empty commit first: whatever was sent under this epoch and given up can no longer be applied.
+        await self._store.commit(partition, epoch, ())
+        known = await self._store.covered(partition, epoch)
+        missing = read = 0
+        async for batch in self._outbox.read(partition, known + 1):
+            for start in range(0, len(batch), RESTORE_MAX):
+                part = batch[start : start + RESTORE_MAX]
+                missing += await self._store.restore(partition, epoch, _messages(part), part[-1][0])
+            read += len(batch)
+        if missing:
+            log.error(
+                "ob:%d: the hot tier had lost %d of %d messages behind offset %d; restored from the Outbox",
+                partition,
+                missing,
+                read,
+                known,
+            )
+        return missing
+
+
+def _messages(records: Sequence[tuple[int, bytes]]) -> list[MessageRecord]:
+    messages = []
+    for offset, value in records:
+        try:
+            messages.append(decode_message(decode_outbox(value).message))
+        except RecordError as error:
+            # Not ours: nothing that a writer appended. The fan-out stage reports it.
+            log.error("Outbox record %d cannot be read: %s", offset, error)
+    return messages

@@ -1,0 +1,27 @@
+-- Puts back messages that lie in the Outbox and that the hot tier may have lost (Spec: §14.4).
+--
+-- KEYS[1] {ob:p}:epoch  KEYS[2] {ob:p}:call  KEYS[3] {ob:p}:tail
+--   All other keys are made from the hash tag of KEYS[1], hence lie in the same slot.
+-- ARGV[1] epoch  ARGV[2] last call known to be applied  ARGV[3] number of this call
+-- ARGV[4] dedup retention, ms  ARGV[5] highest offset of these records
+-- ARGV[6] msgpack: list of {tenant:conversation, sender, client_message_id, seq, dedup row, record}
+--   dedup row: digest 16, message_id 16, seq u64, membership version u64, committed_at u64
+-- Answer: how many messages were missing. What is there stays as it is; numbers only go up.
+
+local refused = fenced(KEYS[1], ARGV[1]) or numbered(KEYS[2], ARGV[1], ARGV[2], ARGV[3])
+if refused then return refused end
+
+local base = string.sub(KEYS[1], 1, -6)
+local missing = 0
+for _, message in ipairs(cmsgpack.unpack(ARGV[6])) do
+  local c, seq, row = message[1], message[4], message[5]
+  local key, seq_text = base .. 'c:' .. c, string.format('%.0f', seq)
+  missing = missing + redis.call('HSETNX', base .. 'r:' .. c, seq_text, message[6])
+  redis.call('SET', base .. 'd:' .. c .. ':' .. message[2] .. ':' .. message[3], row, 'PX', ARGV[4], 'NX')
+  if seq > tonumber(redis.call('HGET', key, 'seq') or '0') then
+    -- Ids of a conversation grow with its seqs, so the highest seq has the last id.
+    redis.call('HSET', key, 'seq', seq_text, 'last_id', string.sub(row, 17, 32))
+  end
+end
+covered(KEYS[3], ARGV[5])
+return missing

@@ -1,0 +1,211 @@
+"""Membership in memory: verified fakes of the membership store, its reader and the ordinal directory."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from qim_streams.commit.rules import ConversationKey, Head
+from qim_streams.membership.ports import Conversation, Join, Member, MembershipChange, Unsettled
+from qim_streams.membership.rules import (
+    VERSION_BLOCK,
+    chain_of,
+    closed,
+    fold_map,
+    garbage,
+    is_checkpoint,
+    opened,
+)
+from qim_streams.placement import LANE_BITS, lane, lane_of_ordinal, ordinal_of
+from qim_streams.testing.memory_tier import (
+    MemoryCalls,
+    MemoryGroup,
+    MemoryHotTier,
+)
+
+
+class MemoryMembershipStore:
+    """`MembershipStore` and `MembershipReader` in memory."""
+
+    def __init__(self, tier: MemoryHotTier, calls: MemoryCalls | None = None) -> None:
+        self.tier, self._calls = tier, calls or MemoryCalls(tier)
+
+    async def conversation(self, tenant_id: str, conversation_id: str) -> Conversation | None:
+        """See the port."""
+        key = (tenant_id, conversation_id)
+        head, group = self.tier.state_of(key).heads.get(key), self.tier.groups.get(key)
+        return None if head is None or not head.kind or group is None else _conversation(key, head, group)
+
+    async def members(self, tenant_id: str, conversation_id: str, user_ids: Sequence[str]) -> list[Member]:
+        """See the port."""
+        rows = self._rows(tenant_id, conversation_id)
+        return [rows[user] for user in user_ids if user in rows]
+
+    async def page(
+        self, tenant_id: str, conversation_id: str, after_user_id: str, limit: int
+    ) -> list[Member]:
+        """See the port."""
+        rows = self._rows(tenant_id, conversation_id)
+        active = sorted((user.encode(), user) for user, member in rows.items() if member.active)
+        return [rows[user] for raw, user in active if raw > after_user_id.encode()][:limit]
+
+    async def everyone(self, tenant_id: str, conversation_id: str) -> list[Member]:
+        """See the port."""
+        return list(self._rows(tenant_id, conversation_id).values())
+
+    async def apply(
+        self, partition: int, epoch: int, changes: Sequence[MembershipChange]
+    ) -> list[Conversation | None]:
+        """See the port."""
+        with self._calls.numbered(partition, epoch):
+            return [self._apply_one(partition, change) for change in changes]
+
+    async def unsettled(self, partition: int, epoch: int, limit: int) -> list[Unsettled]:
+        """See the port."""
+        self.tier.partition(partition).fence(f"ob:{partition}", epoch)
+        rows = sorted(self.tier.unsettled.get(partition, {}).items())[:limit]
+        return [Unsettled(tenant, chat, version) for (tenant, chat), version in rows]
+
+    async def settle(self, partition: int, epoch: int, done: Sequence[Unsettled]) -> None:
+        """See the port."""
+        self.tier.partition(partition).fence(f"ob:{partition}", epoch)
+        waiting = self.tier.unsettled.get(partition, {})
+        for one in done:
+            key = (one.tenant_id, one.conversation_id)
+            if waiting.get(key) == one.version:
+                del waiting[key]
+
+    async def collect(
+        self, partition: int, epoch: int, tenant_id: str, conversation_id: str, before_ms: int
+    ) -> int:
+        """See the port."""
+        self.tier.partition(partition).fence(f"ob:{partition}", epoch)
+        group = self.tier.groups[tenant_id, conversation_id]
+        forgotten = 0
+        while True:
+            block = range(group.oldest, (group.oldest // VERSION_BLOCK + 1) * VERSION_BLOCK)
+            following = group.versions.get(block.stop)
+            if following is None or following[0] >= before_ms:
+                return forgotten
+            for pair in garbage([group.versions[v][1] for v in block], fold_map([following[1]])):
+                del group.bitmaps[pair]
+            for version in block:
+                del group.versions[version]
+            forgotten += len(block)
+            group.oldest = block.stop
+
+    async def versions(self, wanted: Sequence[tuple[str, str, int]]) -> list[dict[int, int] | None]:
+        """See `MembershipReader`."""
+        return [self._map(tenant, chat, version) for tenant, chat, version in wanted]
+
+    async def bitmaps(self, wanted: Sequence[tuple[str, str, int, int]]) -> list[bytes | None]:
+        """See `MembershipReader`."""
+        groups = self.tier.groups
+        return [
+            groups[tenant, chat].bitmaps.get((shard, version)) if (tenant, chat) in groups else None
+            for tenant, chat, shard, version in wanted
+        ]
+
+    def _rows(self, tenant_id: str, conversation_id: str) -> dict[str, Member]:
+        key = (tenant_id, conversation_id)
+        return self.tier.state_of(key).members.get(key, {})
+
+    def _map(self, tenant: str, chat: str, version: int) -> dict[int, int] | None:
+        group = self.tier.groups.get((tenant, chat))
+        chain = chain_of(version)
+        if group is None or version < 1 or any(number not in group.versions for number in chain):
+            return None
+        return fold_map(group.versions[number][1] for number in chain)
+
+    def _apply_one(self, partition: int, change: MembershipChange) -> Conversation | None:
+        key = (change.tenant_id, change.conversation_id)
+        state = self.tier.partition(partition)
+        head = state.heads.setdefault(key, Head())
+        group = self.tier.groups.setdefault(key, MemoryGroup())
+        if head.version != change.expected_version:
+            return _conversation(key, head, group) if group.token == change.token else None
+        rows = state.members.setdefault(key, {})
+        _change_rows(rows, change, head.seq)
+        head.active += len(change.joins) - len(change.leaves)
+        head.version += 1
+        group.token = change.token
+        group.fields.update(change.head)
+        head.kind = str(group.fields["kind"])
+        head.send_policy = str(group.fields["send_policy"])
+        head.dismissed = bool(group.fields.get("dismissed"))
+        self._write_version(key, head.version, change)
+        self.tier.unsettled.setdefault(partition, {})[key] = head.version
+        return _conversation(key, head, group)
+
+    def _write_version(self, key: ConversationKey, version: int, change: MembershipChange) -> None:
+        group = self.tier.groups[key]
+        changed = {shard: version if blob else 0 for shard, blob in change.bitmaps.items()}
+        if is_checkpoint(version) and version > 1:
+            changed = fold_map([self._map(*key, version - 1) or {}, changed])
+        group.versions[version] = (change.at_ms, changed)
+        group.bitmaps.update({(shard, version): blob for shard, blob in change.bitmaps.items() if blob})
+
+
+def _change_rows(rows: dict[str, Member], change: MembershipChange, seq: int) -> None:
+    for join in change.joins:
+        rows[join.user_id] = _joined(join, rows.get(join.user_id), seq)
+    for user in change.leaves:
+        member = rows[user]
+        rows[user] = replace(member, active=False, intervals=closed(member.intervals, seq))
+    for user, role in change.roles.items():
+        rows[user] = replace(rows[user], role=role)
+
+
+def _joined(join: Join, before: Member | None, seq: int) -> Member:
+    intervals = opened(before.intervals if before else (), seq)
+    return Member(join.user_id, join.ordinal, join.role, True, intervals)
+
+
+def _conversation(key: ConversationKey, head: Head, group: MemoryGroup) -> Conversation:
+    fields: Mapping[str, str | int] = group.fields
+    return Conversation(
+        *key,
+        kind=head.kind,
+        version=head.version,
+        seq=head.seq,
+        name=str(fields["name"]),
+        send_policy=head.send_policy,
+        join_policy=str(fields["join_policy"]),
+        history_policy=str(fields["history_policy"]),
+        members_max=int(fields["members_max"]),
+        members_active=head.active,
+        created_at=int(fields["created_at"]),
+        creator_id=str(fields["creator_id"]),
+        dismissed=head.dismissed,
+    )
+
+
+class MemoryOrdinalDirectory:
+    """`OrdinalDirectory` in memory."""
+
+    def __init__(self, tier: MemoryHotTier) -> None:
+        self.tier = tier
+
+    async def assign(self, tenant_id: str, user_ids: Sequence[str]) -> list[int]:
+        """See the port."""
+        for user in user_ids:
+            users = self.tier.ordinals.setdefault((tenant_id, lane(tenant_id, user)), [])
+            if user not in users:
+                users.append(user)
+        return [ordinal for ordinal in await self.find(tenant_id, user_ids) if ordinal is not None]
+
+    async def find(self, tenant_id: str, user_ids: Sequence[str]) -> list[int | None]:
+        """See the port."""
+        found: list[int | None] = []
+        for user in user_ids:
+            users = self.tier.ordinals.get((tenant_id, lane(tenant_id, user)), [])
+            known = user in users
+            found.append(ordinal_of(users.index(user), lane(tenant_id, user)) if known else None)
+        return found
+
+    async def names(self, tenant_id: str, ordinals: Sequence[int]) -> list[str | None]:
+        """See the port."""
+        names: list[str | None] = []
+        for ordinal in ordinals:
+            users = self.tier.ordinals.get((tenant_id, lane_of_ordinal(ordinal)), [])
+            count = ordinal >> LANE_BITS
+            names.append(users[count] if count < len(users) else None)
+        return names
