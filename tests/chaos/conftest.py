@@ -42,10 +42,10 @@ def under_traffic(tmp_path: Path, figures: dict[str, Any]) -> UnderTraffic:
 
     @asynccontextmanager
     async def run(stack: StackProcess, plan: Plan) -> AsyncIterator[Traffic]:
-        began_s = time.monotonic()
+        began_s, traffic = time.monotonic(), start_traffic(stack, plan, tmp_path)
         with WatermarkSampler(stack.client["redis_url"]) as sampler:
             try:
-                async with start_traffic(stack, plan, tmp_path) as traffic:
+                async with traffic:
                     yield traffic
                     await asyncio.to_thread(stack.wait_all_ready)
                     verdict = await verdict_on(traffic, stack, sampler, tmp_path)

@@ -1,24 +1,30 @@
 """Every named point of the product dies once by SIGKILL, on itself, at exactly that point, under traffic.
 
 The points are armed in every process of one stack; a latch makes each fire once over all restarts. Traffic
-runs until all have fired; a point that never does is named.
+runs until all have fired; a point that never does is named. The long form freezes instead of killing.
 
 T-K2; reliability of §3 to §7.
 """
 
+import os
+import signal
+import threading
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
 from qim_streams import failpoints
 from tests.chaos.conftest import StartStack, UnderTraffic, new_seed
+from tests.support.processes import is_stopped
 from tests.support.stack import StackProcess
 from tests.support.traffic import Plan
 
 pytestmark = [pytest.mark.integration, pytest.mark.chaos, pytest.mark.timeout(600)]
 
 DEADLINE_S = 300.0
+FREEZE_S = 7.0  # more than twice the lease and the session timeout of the test stack
 # Which hit of a process's life kills it. The points of one role are staggered, so that it gets somewhere
 # between two deaths; a point that only a start passes dies at its first hit.
 NTH = {
@@ -51,22 +57,30 @@ NTH = {
 }
 
 
-@pytest.fixture(scope="module")
-def latch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("latch")
-
-
-@pytest.fixture(scope="module")
-def stack(start_stack: StartStack, latch: Path) -> StackProcess:
-    armed = ",".join(f"{name}:{nth}:kill" for name, nth in NTH.items())
+def start(start_stack: StartStack, latch: Path, action: str, *args: str) -> StackProcess:
+    """A stack in which every point is armed. `latch` is the directory of what has fired."""
+    latch.mkdir()
     env = {
-        "QIM_FAILPOINT": armed,
+        "QIM_FAILPOINT": ",".join(f"{name}:{nth}:{action}" for name, nth in NTH.items()),
         "QIM_FAILPOINT_LATCH": str(latch),
         # Few shards and a small write batch: the group of everybody is a large record in each shard.
         "QIM_MAILBOX_SHARDS": "4",
         "QIM_MAILBOX_WRITEBATCH_MAX_ENTRIES": "3",
     }
-    return start_stack("failpoints", "--quick", env=env)
+    return start_stack(f"failpoints-{action}", "--quick", *args, env=env)
+
+
+def missing(latch: Path) -> list[str]:
+    """The points that have not fired yet."""
+    return sorted(name for name in NTH if not (latch / f"{name}.spent").exists())
+
+
+def note(figures: dict[str, Any], latch: Path) -> None:
+    """What fired, and what took longest."""
+    fired = sorted((path.stat().st_mtime, path.stem) for path in latch.iterdir())
+    figures["points fired"] = len(fired)
+    figures["fired last"] = ", ".join(f"{name} after {at - fired[0][0]:.0f} s" for at, name in fired[-4:])
+    print(f"points that did not fire: {missing(latch)}")
 
 
 def test_every_name_is_armed() -> None:
@@ -75,17 +89,67 @@ def test_every_name_is_armed() -> None:
 
 
 async def test_a_kill_at_every_point(
-    stack: StackProcess, latch: Path, under_traffic: UnderTraffic, figures: dict[str, Any]
+    start_stack: StartStack, tmp_path: Path, under_traffic: UnderTraffic, figures: dict[str, Any]
 ) -> None:
     """T-K2: between any two of its steps a process may die, and nothing is lost, doubled or reordered."""
-
-    def missing() -> list[str]:
-        return sorted(name for name in NTH if not (latch / f"{name}.spent").exists())
-
+    latch = tmp_path / "latch"
+    stack = start(start_stack, latch, "kill")
     try:
         async with under_traffic(stack, Plan("points", new_seed(), silent=12)) as traffic:
-            await traffic.until(lambda: not missing(), DEADLINE_S, "every point to fire")
+            await traffic.until(lambda: not missing(latch), DEADLINE_S, "every point to fire")
             await traffic.more_acks(50)
     finally:
-        figures["points fired"] = len(NTH) - len(missing())
-        print(f"points that did not fire: {missing()}")
+        note(figures, latch)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1_200)
+async def test_a_freeze_at_every_point(
+    start_stack: StartStack, tmp_path: Path, under_traffic: UnderTraffic, figures: dict[str, Any]
+) -> None:
+    """T-K2, T-Z1: at every point a process freezes till others have its partitions, then wakes a zombie."""
+    latch = tmp_path / "latch"
+    stack = start(start_stack, latch, "pause", "--workers", "fanout=2", "--workers", "mailbox=2")
+    with Thaw(stack) as thaw:
+        try:
+            async with under_traffic(stack, Plan("freezes", new_seed(), silent=12)) as traffic:
+                await traffic.until(lambda: not missing(latch), 2 * DEADLINE_S, "every point to fire")
+                await traffic.until(lambda: not thaw.asleep(), 4 * FREEZE_S, "everybody to be awake")
+                await traffic.more_acks(50)
+        finally:
+            note(figures, latch)
+            figures["freezes"] = thaw.count
+
+
+class Thaw:
+    """Wakes what has stopped itself, `FREEZE_S` after it was seen. A thread: nothing else may be late."""
+
+    def __init__(self, stack: StackProcess) -> None:
+        self._stack = stack
+        self._since_s: dict[int, float] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="thaw")
+        self.count = 0
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(20)
+        for pid in self.asleep():
+            os.kill(pid, signal.SIGCONT)
+
+    def asleep(self) -> list[int]:
+        """The pids of roles that are stopped now."""
+        return [role.pid for role in self._stack.status().roles if role.pid and is_stopped(role.pid)]
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.1):
+            now_s = time.monotonic()
+            for pid in self.asleep():
+                if now_s - self._since_s.setdefault(pid, now_s) >= FREEZE_S:
+                    del self._since_s[pid]
+                    self.count += 1
+                    os.kill(pid, signal.SIGCONT)

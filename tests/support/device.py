@@ -4,7 +4,7 @@ Spec: §3.5, §7.
 """
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +63,9 @@ class Device:
         self.said: dict[str, Said] = {}
         self.wire_duplicates = self.visible_duplicates = self.reordered = self.gaps = 0
         self._traffic, self._http = traffic, http
+        # What comes and goes is cut in the middle of its syncs, so they take many pulls.
+        small = kind == "coming"
+        self._options = replace(traffic.plan.options, pull_entries=7) if small else traffic.plan.options
         self._store = MemoryStore()
         self._client: QimClient | None = None
         self._turning = asyncio.Lock()
@@ -93,7 +96,7 @@ class Device:
                     traffic.address.require_url(),
                     traffic.address.token(self.user),
                     f"{self.kind}-{self.user}",
-                    options=traffic.plan.options,
+                    options=self._options,
                     store=self._store,
                     on_deliveries=self.deliveries.extend,
                     http=self._http,

@@ -24,6 +24,14 @@ def command(pid: int) -> list[str]:
     return [part.decode() for part in (PROC / str(pid) / "cmdline").read_bytes().split(b"\0")[:-1]]
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped by a signal (SIGSTOP) and not woken yet."""
+    try:
+        return (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[0] == b"T"
+    except OSError:
+        return False  # it has ended
+
+
 def processes_of(state_dir: Path) -> dict[int, str]:
     """Living processes that name a directory in their command line, environment or working directory."""
     found = {}

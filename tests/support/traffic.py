@@ -103,10 +103,11 @@ class Traffic:
         for number, user in enumerate(self.users):
             for kind in ("steady", "sleeper" if number % 2 else "coming"):
                 self.devices.append(Device(self, user, kind, self._http))
-        for device in self.devices:
-            await device.open()
-        await asyncio.gather(*(device.client.wait_online(HEAL_S) for device in self.devices))
-        await self._make_groups()
+        try:
+            await self._gather_everybody()
+        except BaseException:
+            await self.__aexit__()
+            raise
         self.sleepers = [device for device in self.devices if device.kind == "sleeper"]
         for device in self.sleepers:
             await device.close()
@@ -114,6 +115,12 @@ class Traffic:
         jobs += [self._come_and_go(device) for device in self.devices if device.kind == "coming"]
         self._tasks = [asyncio.create_task(job) for job in jobs]
         return self
+
+    async def _gather_everybody(self) -> None:
+        for device in self.devices:
+            await device.open()
+        await asyncio.gather(*(device.client.wait_online(HEAL_S) for device in self.devices))
+        await self._make_groups()
 
     async def __aexit__(self, *_: object) -> None:
         await self._stop_jobs()
