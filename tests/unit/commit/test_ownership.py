@@ -1,0 +1,93 @@
+"""PartitionOwnership: fair shares between writers, drained before they are released, lost when fenced."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from qim_streams.commit.outcome import SendStatus
+from qim_streams.commit.ownership import PartitionOwnership
+from qim_streams.commit.ports import OutboxAppend
+from qim_streams.ownership.keeper import Claimant
+from qim_streams.placement import outbox_partition
+from qim_streams.testing.memory_tier import MemoryHotTier, MemoryLeaseStore
+from qim_streams.testing.memory_writer import WriterRig
+from tests.support.waiting import eventually
+
+PARTITIONS = 6
+
+
+class World:
+    """One server and one log for several writers."""
+
+    def __init__(self) -> None:
+        self.now_ms = 1_000_000
+        self.tier = MemoryHotTier(lambda t, c: outbox_partition(t, c, PARTITIONS), lambda: self.now_ms)
+        self.log: list[OutboxAppend] = []
+
+    @asynccontextmanager
+    async def writer(self, name: str, boot: int = 1) -> AsyncIterator[tuple[WriterRig, PartitionOwnership]]:
+        rig = WriterRig(self.tier, self.log, node=name, boot=boot)
+        ownership = PartitionOwnership(
+            MemoryLeaseStore(self.tier),
+            Claimant(name, boot, f"{name}:1"),
+            PARTITIONS,
+            ttl_ms=15_000,
+            renew_ms=60,
+            settle=rig.changes.settle_all,
+        )
+        rig.writer._on_fenced = ownership.fenced
+        running = asyncio.create_task(ownership.run(rig.writer))
+        try:
+            yield rig, ownership
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await ownership.close(rig.writer, 1)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+async def test_one_writer_serves_everything_and_a_second_gets_half(world: World) -> None:
+    async with world.writer("a") as (one, _):
+        await eventually(lambda: len(one.writer.ready) == PARTITIONS)
+        async with world.writer("b") as (two, _):
+            await eventually(lambda: len(one.writer.ready) == len(two.writer.ready) == 3)
+            assert sorted(one.writer.ready + two.writer.ready) == list(range(PARTITIONS))
+            request = await one.direct("ann", "bob", "m1")
+            outcomes = [await rig.writer.send(request) for rig in (one, two)]
+            assert sorted(outcome.status for outcome in outcomes) == [
+                SendStatus.COMMITTED,
+                SendStatus.NOT_OWNER,
+            ]
+        await eventually(lambda: len(one.writer.ready) == PARTITIONS, what="a clean stop frees at once")
+    assert [holder for holder in await one.leases.holders([f"ob:{n}" for n in range(6)]) if holder] == []
+
+
+async def test_a_fenced_partition_is_dropped_and_taken_again_when_free(world: World) -> None:
+    async with world.writer("a") as (rig, ownership):
+        await eventually(lambda: len(rig.writer.ready) == PARTITIONS)
+        world.tier.epochs["ob:0"] += 1
+        del world.tier.leases["ob:0"]
+        chat = next(f"c{n}" for n in range(99) if world.tier.partition_of("t", f"c{n}") == 0)
+        refused = await rig.writer.send(await rig.request(chat, "ann", "m1"))
+        assert refused.status is SendStatus.NOT_OWNER
+        await eventually(lambda: len(rig.writer.ready) == PARTITIONS, what="granted anew")
+        grant = ownership.keeper.grant_of("ob:0")
+        assert grant is not None
+        assert grant.epoch == 3
+
+
+async def test_a_restart_takes_its_partitions_back_at_once(world: World) -> None:
+    """P15: no waiting for a ttl."""
+    async with world.writer("a") as (one, _):
+        await eventually(lambda: len(one.writer.ready) == PARTITIONS)
+        one.kill()
+        async with world.writer("a", boot=2) as (two, _):
+            await eventually(lambda: len(two.writer.ready) == PARTITIONS)
+            request = await two.direct("ann", "bob", "m1")
+            assert (await two.writer.send(request)).status is SendStatus.COMMITTED
