@@ -50,6 +50,7 @@ _OWN_ENTRIES = frozenset(
     {LOCK_NAME, STATUS_NAME, STACK_NAME, MARKER_NAME, "secrets.json"}
     | {"redis", "kafka", "tansu", "log", "roles", "archive"}
 )
+_FOLLOWS_LOG = ("redis", "roles", "archive")
 
 
 class EmbeddedStack:
@@ -137,6 +138,8 @@ class EmbeddedStack:
         self._lock.acquire()
         try:
             _claim(self.state_dir)
+            if isinstance(self.kafka, EmbeddedTansu):
+                _forget_earlier_run(self.state_dir)
             for server in self.servers:
                 server.prepare()
             self._publish()
@@ -245,6 +248,15 @@ def _claim(state_dir: Path) -> None:
     """Mark a directory that holds nothing but our own files; `wipe` deletes only in marked ones."""
     if all(entry.name in _OWN_ENTRIES for entry in state_dir.iterdir()):
         (state_dir / MARKER_NAME).touch(mode=0o600)
+
+
+def _forget_earlier_run(state_dir: Path) -> None:
+    """Drop what refers to a log that no longer exists: the in-memory broker starts empty each time, and
+    stores that know its old offsets would refuse to go on, rightly."""
+    if not (state_dir / MARKER_NAME).exists():
+        return
+    for name in _FOLLOWS_LOG:
+        shutil.rmtree(state_dir / name, ignore_errors=True)
 
 
 def _as_role(server: LocalServer) -> RoleSpec:

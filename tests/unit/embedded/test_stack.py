@@ -8,7 +8,13 @@ from qim_streams.embedded import files, stack
 from qim_streams.embedded.errors import EmbeddedError, JavaMissingError, StateDirLockedError
 from qim_streams.embedded.kafka import FORMATTED_NAME
 from qim_streams.embedded.locking import DirectoryLock
-from qim_streams.embedded.stack import MARKER_NAME, EmbeddedStack, choose_broker, read_stack, wipe
+from qim_streams.embedded.stack import (
+    MARKER_NAME,
+    EmbeddedStack,
+    choose_broker,
+    read_stack,
+    wipe,
+)
 from qim_streams.embedded.status import LOCK_NAME, STATUS_NAME, read_status
 
 EXTERNAL = {"brokers": "broker:9092", "redis_url": "redis://elsewhere:6379/0"}
@@ -109,3 +115,16 @@ def test_a_status_of_an_earlier_stack_is_not_taken_for_the_present_one(tmp_path:
     assert present.alive
     assert present.pid != 1
     assert present.state == "starting"
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_what_follows_a_log_in_memory_ends_with_it(tmp_path: Path, in_memory: bool) -> None:
+    state, redis_url = tmp_path / "state", EXTERNAL["redis_url"]
+    with EmbeddedStack(state, **EXTERNAL):
+        pass  # the directory is ours now
+    for name in ("roles", "archive", "log"):
+        (state / name).mkdir(exist_ok=True)
+    brokers = None if in_memory else EXTERNAL["brokers"]
+    EmbeddedStack(state, brokers=brokers, broker="tansu", redis_url=redis_url).prepare().close()
+    assert (state / "roles").exists() == (state / "archive").exists() != in_memory
+    assert (state / "log").exists()
