@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 Profile = Literal["dev", "production"]
 PARTITIONS_MAX = 4_096
 _ADMIN_TIMEOUT_S = 30.0
+_ANSWER_TIMEOUT_S = 10.0  # a broker that is there lists its topics at once
 _Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,199}$")]
 
 
@@ -280,7 +281,7 @@ def _check_configs(admin: AdminClient, topics: Sequence[ResolvedTopic]) -> list[
 
 def _existing(admin: AdminClient) -> dict[str, Any]:
     try:
-        return dict(admin.list_topics(timeout=_ADMIN_TIMEOUT_S).topics)
+        return dict(admin.list_topics(timeout=_ANSWER_TIMEOUT_S).topics)
     except KafkaException as error:
         raise ConfigError(f"the topics cannot be listed: {error.args[0].str()}; is the broker up?") from error
 
