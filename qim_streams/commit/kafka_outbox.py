@@ -35,7 +35,7 @@ class KafkaMembershipLog:
     def __init__(self, producer: LogProducer, partition_of: Callable[[str, str], int]) -> None:
         self._producer, self._partition_of = producer, partition_of
 
-    def append(self, rows: Sequence[MembershipRow]) -> Awaitable[object]:
+    def append(self, rows: Sequence[MembershipRow]) -> Awaitable[list[int]]:
         """See the port."""
         return self._producer.append_nowait(
             [

@@ -17,10 +17,11 @@ from qim_streams.errors import InvariantViolation, Outcome, StoreUnavailable
 BATCH_MAX = 1_000
 ANSWER_TIMEOUT_S = 10.0
 SILENCE_MAX_S = 30.0  # without a record while there are some
+LogRow = tuple[int, bytes, bytes]  # offset, key, value
 
 
 class KafkaLogReader:
-    """`OutboxReader` on Kafka. Close it after use."""
+    """Rows (offset, key, value) of one topic. Close it after use."""
 
     def __init__(self, brokers: str, topic: str) -> None:
         self._topic = topic
@@ -35,8 +36,8 @@ class KafkaLogReader:
         }
         self._consumer: Consumer | None = None
 
-    async def read(self, partition: int, start: int) -> AsyncIterator[list[tuple[int, bytes]]]:
-        """See the port."""
+    async def read(self, partition: int, start: int) -> AsyncIterator[list[LogRow]]:
+        """Batches from `start` to the end as of this call; errors as in `commit.ports.OutboxReader`."""
         async with self._turn:
             try:
                 end = await asyncio.to_thread(self._open, partition, start)
@@ -78,13 +79,13 @@ class KafkaLogReader:
             self._consumer.assign([place])
         return int(high)
 
-    def _next(self) -> list[tuple[int, bytes]]:
+    def _next(self) -> list[LogRow]:
         assert self._consumer is not None, "opened before"
         return [_row(message) for message in self._consumer.consume(BATCH_MAX, timeout=1.0)]
 
 
-def _row(message: Message) -> tuple[int, bytes]:
+def _row(message: Message) -> LogRow:
     error = message.error()
     if error is not None:
         raise KafkaException(error)
-    return message.offset(), message.value() or b""
+    return message.offset(), message.key() or b"", message.value() or b""

@@ -6,6 +6,7 @@
 ``{ob:p}:pend``                                 hash    message_id -> tenant NUL conversation NUL seq of
                                                         what is RESERVED: committed, not confirmed
 ``{ob:p}:tail``                                 string  highest Outbox offset that was confirmed
+``{ob:p}:gtail``                                string  highest offset of the change log that was settled
 ``{ob:p}:gpend``                                hash    ``c`` -> version that the change log may lack
 ``{ob:p}:c:<c>``                                hash    head of a conversation
 ``{ob:p}:r:<c>``                                hash    conversation_seq -> MessageRecord

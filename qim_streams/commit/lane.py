@@ -117,6 +117,7 @@ class PartitionLane:
         while not self._revoked:
             try:
                 restored = await self._s.repair.run(self.partition, self.epoch)
+                await self._s.replay.run(self.partition, self.epoch)
                 count = await self._s.relay.drain(self.partition, self.epoch)
             except StoreUnavailable as error:
                 log.warning("ob:%d: relay waits %.2f s: %s", self.partition, delay_s, error)

@@ -9,7 +9,7 @@ from typing import NoReturn
 from qim_streams.commit.admission import Admission
 from qim_streams.commit.clock_bound import ReservedClock
 from qim_streams.commit.outcome import SendOutcome, SendRequest
-from qim_streams.commit.ports import ConversationStore, DirectChats, Outbox
+from qim_streams.commit.ports import ConversationStore, DirectChats, Outbox, Replay
 from qim_streams.commit.relay import OutboxRelay
 from qim_streams.commit.repair import OutboxRepair
 from qim_streams.commit.snapshots import MemberSnapshots
@@ -42,6 +42,7 @@ class LaneServices:
     store: ConversationStore
     outbox: Outbox
     repair: OutboxRepair
+    replay: Replay
     relay: OutboxRelay
     clock: ReservedClock
     direct: DirectChats

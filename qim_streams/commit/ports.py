@@ -153,8 +153,8 @@ class Outbox(Protocol):
 class OutboxReader(Protocol):
     """Reads the Outbox from outside of any consumer group."""
 
-    def read(self, partition: int, start: int) -> AsyncIterator[list[tuple[int, bytes]]]:
-        """Batches of (offset, value) from `start` (inclusive) to the end of the log as of this call.
+    def read(self, partition: int, start: int) -> AsyncIterator[list[tuple[int, bytes, bytes]]]:
+        """Batches of (offset, key, value) from `start` (inclusive) to the end of the log as of this call.
 
         StoreUnavailable when the log does not answer; InvariantViolation when records from `start` on are
         no longer there or `start` lies beyond the end: then nobody can say what is missing.
@@ -169,6 +169,13 @@ class DirectChat(NamedTuple):
     sender_id: str
     sender_ordinal: int
     peer_id: str
+
+
+class Replay(Protocol):
+    """Puts lost membership changes back, at the grant of a partition."""
+
+    async def run(self, partition: int, epoch: int) -> int:
+        """How many were missing. FencedError, StoreUnavailable: call again; InvariantViolation: cannot be."""
 
 
 class DirectChats(Protocol):

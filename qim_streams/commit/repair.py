@@ -59,9 +59,9 @@ class OutboxRepair:
         return missing
 
 
-def _messages(records: Sequence[tuple[int, bytes]]) -> list[MessageRecord]:
+def _messages(records: Sequence[tuple[int, bytes, bytes]]) -> list[MessageRecord]:
     messages = []
-    for offset, value in records:
+    for offset, _, value in records:
         try:
             messages.append(decode_message(decode_outbox(value).message))
         except RecordError as error:

@@ -132,11 +132,12 @@ class ChangeWriter:
             raise InvariantViolation(f"{one.conversation_id}: changed, and now there is no such conversation")
         everyone = await self._store.everyone(one.tenant_id, one.conversation_id)
         rows = [head_row(head), *(member_row(head, member) for member in everyone)]
+        offset = -1
         for start in range(0, len(rows), ROWS_PER_APPEND_MAX):
             part = rows[start : start + ROWS_PER_APPEND_MAX]
-            await self._logged(part, self.log_now(part))
+            offset = await self._logged(part, self.log_now(part))
         now = Unsettled(one.tenant_id, one.conversation_id, head.version)
-        await self._store.settle(partition, epoch, [now])
+        await self._store.settle(partition, epoch, [now], offset)
 
     async def _change_of(self, head: Conversation, plan: Plan) -> MembershipChange:
         shards = self.limits.mailbox_shards
@@ -211,7 +212,7 @@ class ChangeWriter:
             await self.around.sleep(delay_s)
             delay_s = min(BACKOFF_MAX_S, 2 * delay_s)
 
-    def log_now(self, rows: Sequence[MembershipRow]) -> Awaitable[object] | None:
+    def log_now(self, rows: Sequence[MembershipRow]) -> Awaitable[list[int]] | None:
         """Hand rows over in this very turn of the loop; None when there is no room yet."""
         try:
             return self._log.append(rows)
@@ -219,14 +220,15 @@ class ChangeWriter:
             log.warning("change log is full, %d rows wait: %s", len(rows), error)
             return None
 
-    async def _logged(self, rows: Sequence[MembershipRow], appended: Awaitable[object] | None) -> None:
+    async def _logged(self, rows: Sequence[MembershipRow], appended: Awaitable[list[int]] | None) -> int:
+        """The highest offset of the rows, once all are acknowledged."""
         delay_s = BACKOFF_FIRST_S
         while appended is None:
             await self.around.sleep(delay_s)
             delay_s = min(BACKOFF_MAX_S, 2 * delay_s)
             appended = self.log_now(rows)
         try:
-            await appended
+            return max(await appended)
         except StoreError as error:
             self.around.on_doubt("a membership row was not acknowledged", error)
 
@@ -235,16 +237,18 @@ class ChangeWriter:
         partition: int,
         epoch: int,
         rows: Sequence[MembershipRow],
-        appended: Awaitable[object] | None,
+        appended: Awaitable[list[int]] | None,
         done: Sequence[Unsettled],
     ) -> None:
         """Wait until the rows of `log_now` are acknowledged, then mark `done` settled."""
-        await self._logged(rows, appended)
+        offset = await self._logged(rows, appended)
         try:
-            await self._store.settle(partition, epoch, done)
-        except (StoreError, FencedError) as error:
+            await self._store.settle(partition, epoch, done, offset)
+        except (StoreUnavailable, FencedError) as error:
             # The rows are in the log; the next owner will append them once more, which changes nothing.
             log.warning("%d conversations stay unsettled: %s", len(done), error)
+        except (StoreError, InvariantViolation) as error:
+            self.around.on_doubt("settling a membership change broke", error)
 
     async def _collect(self, partition: int, epoch: int, head: Conversation) -> None:
         before_ms = self.around.now_ms() - self.limits.version_retention_ms

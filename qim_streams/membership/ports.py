@@ -7,7 +7,7 @@ the map. Every change, also one of a role or a name, makes the next version.
 Spec: §4, §5.
 """
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -98,6 +98,21 @@ class Unsettled:
     version: int
 
 
+@dataclass(frozen=True, slots=True)
+class RestoredVersion:
+    """A version of a conversation made again out of the change log.
+
+    `members`: whom it touched, as of then. `maps`: version rows that it needs, its own and those of lost
+    versions before it: {version: map}. `bitmaps`: {shard: bytes}, all with this version as their number.
+    """
+
+    head: Conversation
+    at_ms: int
+    members: Sequence[Member]
+    maps: Mapping[int, Mapping[int, int]]
+    bitmaps: Mapping[int, bytes]
+
+
 class MembershipStore(Protocol):
     """Conversations and versions, in the Outbox partition's slot: changes and seq allocation are one zone.
 
@@ -129,8 +144,23 @@ class MembershipStore(Protocol):
     async def unsettled(self, partition: int, epoch: int, limit: int) -> list[Unsettled]:
         """Up to `limit` conversations with changes that were not settled."""
 
-    async def settle(self, partition: int, epoch: int, done: Sequence[Unsettled]) -> None:
-        """The change log has these versions. A conversation that changed again stays unsettled."""
+    async def settle(self, partition: int, epoch: int, done: Sequence[Unsettled], offset: int) -> None:
+        """The change log has these versions, the last row at `offset`. What changed again stays unsettled."""
+
+    async def logged(self, partition: int, epoch: int) -> int:
+        """The highest offset of the change log that was ever settled here, -1 for none.
+
+        Every change up to it was applied in this store before, so a store that knows the offset has them.
+        """
+
+    async def restore(
+        self, partition: int, epoch: int, versions: Sequence["RestoredVersion"], offset: int
+    ) -> int:
+        """Put back versions that are missing, in order; returns how many were.
+
+        `offset`: the change log is covered up to here afterwards, -1 when more follows. A version that is
+        there is left alone. The versions are settled.
+        """
 
     async def collect(
         self, partition: int, epoch: int, tenant_id: str, conversation_id: str, before_ms: int
@@ -161,8 +191,18 @@ class MembershipRow:
 class MembershipLog(Protocol):
     """The change log of memberships, compacted: the last row of a key stands."""
 
-    def append(self, rows: Sequence[MembershipRow]) -> Awaitable[object]:
-        """Hand `rows` over now, in order; the awaitable ends once ALL are acknowledged.
+    def append(self, rows: Sequence[MembershipRow]) -> Awaitable[list[int]]:
+        """Hand `rows` over now, in order; the awaitable gives their offsets once ALL are acknowledged.
 
         Raises StoreError (NOT_APPLIED) when there is no room; the awaitable raises StoreError (UNKNOWN).
+        """
+
+
+class ChangeLogReader(Protocol):
+    """Reads the change log of an Outbox partition's conversations from outside of any consumer group."""
+
+    def read(self, partition: int, start: int) -> AsyncIterator[list[tuple[int, bytes, bytes]]]:
+        """Batches of (offset, key, value) from `start` (inclusive) to the end of the log as of this call.
+
+        Errors as `commit.ports.OutboxReader`. A compacted log may have holes.
         """

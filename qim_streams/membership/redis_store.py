@@ -15,13 +15,26 @@ from qim_streams import limits
 from qim_streams.commit import keys
 from qim_streams.commit.calls import PartitionCalls
 from qim_streams.errors import RecordError
-from qim_streams.membership.ports import Conversation, Member, MembershipChange, Unsettled
-from qim_streams.membership.rows import ROLE_LETTERS, decode_member, decode_version
+from qim_streams.membership.ports import (
+    Conversation,
+    Member,
+    MembershipChange,
+    RestoredVersion,
+    Unsettled,
+)
+from qim_streams.membership.rows import (
+    ROLE_LETTERS,
+    decode_member,
+    decode_version,
+    encode_member,
+    encode_version,
+)
 from qim_streams.membership.rules import VERSION_BLOCK, fold_map, garbage
 from qim_streams.redis_tier import RedisClient, translated
 
 CHANGES_PER_CALL_MAX = 256
 COLLECT_BLOCKS_MAX = 4
+SETTLE_MAX = 2_000
 _HEAD_NAMES = {"creator_id": "creator"}
 
 
@@ -35,6 +48,8 @@ class RedisMembershipStore:
         self._apply = keys.fenced_script("qim_streams.membership", "apply.lua")
         self._settle = keys.fenced_script("qim_streams.membership", "settle.lua")
         self._unsettled = keys.fenced_script("qim_streams.membership", "unsettled.lua")
+        self._logged = keys.fenced_script("qim_streams.membership", "logged.lua")
+        self._restore = keys.fenced_script("qim_streams.membership", "restore.lua")
         self._collect = keys.fenced_script("qim_streams.membership", "collect.lua")
 
     async def conversation(self, tenant_id: str, conversation_id: str) -> Conversation | None:
@@ -97,13 +112,26 @@ class RedisMembershipStore:
             found.append(Unsettled(tenant_id, conversation_id, int(version)))
         return found
 
-    async def settle(self, partition: int, epoch: int, done: Sequence[Unsettled]) -> None:
+    async def settle(self, partition: int, epoch: int, done: Sequence[Unsettled], offset: int) -> None:
         """See the port."""
-        for start in range(0, len(done), limits.LUA_ARGUMENTS_MAX // 2):
-            args: list[str | int] = []
-            for one in done[start : start + limits.LUA_ARGUMENTS_MAX // 2]:
+        for start in range(0, len(done), SETTLE_MAX):
+            last = start + SETTLE_MAX >= len(done)
+            args: list[str | int] = [offset if last else -1]
+            for one in done[start : start + SETTLE_MAX]:
                 args += (keys.conversation(one.tenant_id, one.conversation_id), one.version)
-            await self._calls.fenced(self._settle, partition, epoch, ("gpend",), args)
+            await self._calls.numbered(self._settle, partition, epoch, "gpend", args)
+
+    async def logged(self, partition: int, epoch: int) -> int:
+        """See the port."""
+        offset = await self._calls.fenced(self._logged, partition, epoch, ("gtail",))
+        return -1 if offset is None else int(offset)
+
+    async def restore(
+        self, partition: int, epoch: int, versions: Sequence[RestoredVersion], offset: int
+    ) -> int:
+        """See the port."""
+        packed = msgpack.packb([_restored(version) for version in versions], use_bin_type=False)
+        return int(await self._calls.numbered(self._restore, partition, epoch, "gtail", (offset, packed)))
 
     async def collect(
         self, partition: int, epoch: int, tenant_id: str, conversation_id: str, before_ms: int
@@ -166,6 +194,34 @@ def _encode(change: MembershipChange) -> tuple[object, ...]:
         roles,
         bitmaps,
         head,
+    )
+
+
+def _restored(made: RestoredVersion) -> tuple[object, ...]:
+    head, version = made.head, made.head.version
+    fields = {
+        "kind": head.kind,
+        "name": head.name,
+        "send_policy": head.send_policy,
+        "join_policy": head.join_policy,
+        "history_policy": head.history_policy,
+        "members_max": head.members_max,
+        "active": head.members_active,
+        "created_at": head.created_at,
+        "creator": head.creator_id,
+        "dismissed": int(head.dismissed),
+    }
+    return (
+        keys.conversation(head.tenant_id, head.conversation_id),
+        version,
+        [part for member in made.members for part in (member.user_id, encode_member(member))],
+        [
+            part
+            for number, rows in made.maps.items()
+            for part in (str(number), encode_version(made.at_ms, rows))
+        ],
+        [part for shard, blob in made.bitmaps.items() if blob for part in (f"{shard}:{version}", blob)],
+        [part for name, value in fields.items() for part in (name, str(value))],
     )
 
 

@@ -40,6 +40,7 @@ from qim_streams.membership.direct import DirectChatMaker
 from qim_streams.membership.redis_directory import RedisOrdinalDirectory
 from qim_streams.membership.redis_reader import RedisMembershipReader
 from qim_streams.membership.redis_store import RedisMembershipStore
+from qim_streams.membership.replay import MembershipReplay
 from qim_streams.membership.service import GroupService
 from qim_streams.ownership.boot import Boot
 from qim_streams.ownership.keeper import Claimant
@@ -65,18 +66,19 @@ async def run_writer(settings: Settings, stop: asyncio.Event) -> None:
     name = f"writer.{settings.node_id}.{settings.worker_slot}"
     boot = Boot.take(settings.state_dir, name)
     log.info("%s boot %d, pid %d", name, boot.number, os.getpid())
-    partitions = await asyncio.to_thread(check_topics, settings)
+    await asyncio.to_thread(check_topics, settings)
     redis = connect(settings)
     producer = LogProducer(
         ProducerSpec(settings.brokers, name, message_timeout_ms=settings.produce_timeout_ms),
         on_fatal=lambda why: die(f"log producer: {why}"),
     )
     await producer.start()
-    parts = _Parts(settings, redis, producer, partitions[MEMBERSHIP_TOPIC])
+    parts = _Parts(settings, redis, producer)
     try:
         await _serve(settings, parts, Claims(name, boot.number), stop)
     finally:
         await parts.reader.close()
+        await parts.change_reader.close()
         await producer.close()
         await redis.aclose()
     await parts.clock.close()
@@ -98,9 +100,7 @@ class Claims:
 class _Parts:
     """Everything of one writer process, put together."""
 
-    def __init__(
-        self, settings: Settings, redis: RedisClient, producer: LogProducer, membership_partitions: int
-    ) -> None:
+    def __init__(self, settings: Settings, redis: RedisClient, producer: LogProducer) -> None:
         partition_of = partial(_partition, settings.outbox_partitions)
         pipe = ScriptPipe(redis)
         calls = PartitionCalls(pipe)
@@ -109,9 +109,10 @@ class _Parts:
         directory = RedisOrdinalDirectory(redis, pipe)
         membership = RedisMembershipStore(redis, calls, partition_of)
         outbox = KafkaOutbox(producer)
-        change_log = KafkaMembershipLog(producer, partial(_partition, membership_partitions))
+        change_log = KafkaMembershipLog(producer, partition_of)
         self.partition_of = partition_of
         self.reader = KafkaLogReader(settings.brokers, OUTBOX_TOPIC)
+        self.change_reader = KafkaLogReader(settings.brokers, MEMBERSHIP_TOPIC)
         self.leases = RedisLeaseStore(redis)
         self.snapshots = MemberSnapshots(reader)
         self.clock = ReservedClock(
@@ -127,6 +128,7 @@ class _Parts:
             store=store,
             outbox=outbox,
             repair=OutboxRepair(store, self.reader),
+            replay=MembershipReplay(membership, reader, self.change_reader, settings.mailbox_shards, now_ms),
             relay=OutboxRelay(store, outbox, die),
             clock=self.clock,
             direct=DirectChatMaker(self.changes, directory, self.snapshots.put),
@@ -211,14 +213,10 @@ def check_settings(settings: Settings) -> None:
         )
 
 
-def check_topics(settings: Settings) -> dict[str, int]:
-    """Partition counts of the topics that a writer appends to; ConfigError when one is not as declared.
-
-    Blocking.
-    """
+def check_topics(settings: Settings) -> None:
+    """ConfigError when a topic that a writer appends to is not as declared. Blocking."""
     wanted = topics.load().resolve_for(settings)
     ours = {name: wanted[name] for name in (OUTBOX_TOPIC, MEMBERSHIP_TOPIC)}
     problems = topics.check(topics.admin_client(settings.brokers), ours)
     if problems:
         raise ConfigError("topics differ from topics.yaml: " + "; ".join(problems))
-    return {name: topic.partitions for name, topic in ours.items()}

@@ -3,8 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from qim_streams.commit.rules import ConversationKey, Head
-from qim_streams.membership.ports import Conversation, Join, Member, MembershipChange, Unsettled
+from qim_streams.commit.rules import ConversationKey, Head, PartitionState
+from qim_streams.membership.ports import (
+    Conversation,
+    Join,
+    Member,
+    MembershipChange,
+    RestoredVersion,
+    Unsettled,
+)
 from qim_streams.membership.rules import (
     VERSION_BLOCK,
     chain_of,
@@ -20,6 +27,11 @@ from qim_streams.testing.memory_tier import (
     MemoryGroup,
     MemoryHotTier,
 )
+
+_FIELDS = (
+    "kind", "name", "send_policy", "join_policy", "history_policy", "members_max", "created_at",
+    "creator_id", "dismissed",
+)  # fmt: skip
 
 
 class MemoryMembershipStore:
@@ -64,14 +76,50 @@ class MemoryMembershipStore:
         rows = sorted(self.tier.unsettled.get(partition, {}).items())[:limit]
         return [Unsettled(tenant, chat, version) for (tenant, chat), version in rows]
 
-    async def settle(self, partition: int, epoch: int, done: Sequence[Unsettled]) -> None:
+    async def settle(self, partition: int, epoch: int, done: Sequence[Unsettled], offset: int) -> None:
+        """See the port."""
+        if not done:
+            return
+        with self._calls.numbered(partition, epoch):
+            waiting = self.tier.unsettled.get(partition, {})
+            for one in done:
+                key = (one.tenant_id, one.conversation_id)
+                if waiting.get(key) == one.version:
+                    del waiting[key]
+            self._cover(partition, offset)
+
+    async def logged(self, partition: int, epoch: int) -> int:
         """See the port."""
         self.tier.partition(partition).fence(f"ob:{partition}", epoch)
-        waiting = self.tier.unsettled.get(partition, {})
-        for one in done:
-            key = (one.tenant_id, one.conversation_id)
-            if waiting.get(key) == one.version:
-                del waiting[key]
+        return self.tier.logged.get(partition, -1)
+
+    async def restore(
+        self, partition: int, epoch: int, versions: Sequence[RestoredVersion], offset: int
+    ) -> int:
+        """See the port."""
+        with self._calls.numbered(partition, epoch) as state:
+            missing = [made for made in versions if self._restore_one(state, made)]
+            self._cover(partition, offset)
+        return len(missing)
+
+    def _cover(self, partition: int, offset: int) -> None:
+        self.tier.logged[partition] = max(offset, self.tier.logged.get(partition, -1))
+
+    def _restore_one(self, state: PartitionState, made: RestoredVersion) -> bool:
+        key = (made.head.tenant_id, made.head.conversation_id)
+        head = state.heads.setdefault(key, Head())
+        if head.version >= made.head.version:
+            return False
+        group = self.tier.groups.setdefault(key, MemoryGroup())
+        state.members.setdefault(key, {}).update({m.user_id: m for m in made.members})
+        group.token = b""
+        group.fields.update({name: getattr(made.head, name) for name in _FIELDS})
+        group.versions.update({number: (made.at_ms, dict(rows)) for number, rows in made.maps.items()})
+        group.bitmaps.update({(s, made.head.version): blob for s, blob in made.bitmaps.items() if blob})
+        head.kind, head.send_policy = made.head.kind, made.head.send_policy
+        head.dismissed, head.active = made.head.dismissed, made.head.members_active
+        head.version = made.head.version
+        return True
 
     async def collect(
         self, partition: int, epoch: int, tenant_id: str, conversation_id: str, before_ms: int

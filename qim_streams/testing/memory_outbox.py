@@ -91,10 +91,10 @@ class MemoryOutboxReader:
     def __init__(self, log: Sequence[OutboxAppend]) -> None:
         self.log = log
 
-    async def read(self, partition: int, start: int) -> AsyncIterator[list[tuple[int, bytes]]]:
+    async def read(self, partition: int, start: int) -> AsyncIterator[list[tuple[int, bytes, bytes]]]:
         """See the port."""
         found = [
-            (offset, one.value)
+            (offset, one.key, one.value)
             for offset, one in enumerate(self.log[start:], start)
             if one.partition == partition
         ]
@@ -103,17 +103,23 @@ class MemoryOutboxReader:
 
 
 class MemoryMembershipLog:
-    """`MembershipLog` in memory."""
+    """`MembershipLog` and `ChangeLogReader` in memory; may be shared by several writers."""
 
     def __init__(self) -> None:
         self.rows: list[MembershipRow] = []
 
-    def append(self, rows: Sequence[MembershipRow]) -> Awaitable[object]:
+    def append(self, rows: Sequence[MembershipRow]) -> Awaitable[list[int]]:
         """See the port."""
+        future: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
+        future.set_result(list(range(len(self.rows), len(self.rows) + len(rows))))
         self.rows.extend(rows)
-        future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        future.set_result(None)
         return future
+
+    async def read(self, partition: int, start: int) -> AsyncIterator[list[tuple[int, bytes, bytes]]]:
+        """See the port. Rows of other partitions come too: their versions are there, so nothing happens."""
+        found = [(offset, row.key, row.value) for offset, row in enumerate(self.rows[start:], start)]
+        if found:
+            yield found
 
     def latest(self) -> dict[bytes, bytes]:
         """The value that stands for each key."""

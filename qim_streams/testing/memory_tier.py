@@ -77,6 +77,7 @@ class MemoryHotTier:
         self.partitions: dict[int, PartitionState] = {}
         self.groups: dict[ConversationKey, MemoryGroup] = {}
         self.unsettled: dict[int, dict[ConversationKey, int]] = {}
+        self.logged: dict[int, int] = {}  # partition -> offset of the change log that was settled
         self.ordinals: dict[tuple[str, int], list[str]] = {}
         self.epochs: dict[str, int] = {}
         self.leases: dict[str, MemoryLease] = {}
@@ -94,11 +95,11 @@ class MemoryHotTier:
 
     def remember(self) -> object:
         """What is on disk now, for `roll_back`."""
-        return copy.deepcopy((self.partitions, self.groups, self.unsettled, self.ordinals))
+        return copy.deepcopy((self.partitions, self.groups, self.unsettled, self.logged))
 
     def roll_back(self, remembered: Any) -> None:
-        """Forget what was written since. Leases and epochs are kept: they are another test's matter."""
-        self.partitions, self.groups, self.unsettled, self.ordinals = copy.deepcopy(remembered)
+        """Forget what was written since. Leases, epochs and ordinals are kept: another test's matter."""
+        self.partitions, self.groups, self.unsettled, self.logged = copy.deepcopy(remembered)
 
     def state_of(self, key: ConversationKey) -> PartitionState:
         """The state of the partition of a conversation."""

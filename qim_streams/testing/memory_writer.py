@@ -25,6 +25,7 @@ from qim_streams.membership.ports import (
     MembershipStore,
     OrdinalDirectory,
 )
+from qim_streams.membership.replay import MembershipReplay
 from qim_streams.membership.service import GroupService
 from qim_streams.ownership.ports import Grant, LeaseStore
 from qim_streams.testing.memory_membership import MemoryMembershipStore, MemoryOrdinalDirectory
@@ -104,6 +105,7 @@ class WriterRig:
             store=self.conversations,
             outbox=self.outbox,
             repair=OutboxRepair(self.conversations, MemoryOutboxReader(log)),
+            replay=MembershipReplay(self.membership, self.reader, self.change_log, mailbox_shards, now_ms),
             relay=OutboxRelay(self.conversations, self.outbox, self.die, self._no_sleep),
             clock=self.clock,
             direct=self.direct_chats,

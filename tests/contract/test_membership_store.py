@@ -173,16 +173,16 @@ async def test_an_old_owner_changes_nothing(tier: HotTier) -> None:
             partition, epoch, [MembershipChange(TENANT, "g", 1, tier.token(), 2_000, head={"name": "late"})]
         )
     with pytest.raises(FencedError):
-        await tier.membership.settle(partition, epoch, [Unsettled(TENANT, "g", 1)])
+        await tier.membership.settle(partition, epoch, [Unsettled(TENANT, "g", 1)], 0)
     assert (await head_of(tier)).name == ""
 
 
 async def test_settling_knows_only_the_version_that_was_logged(tier: HotTier) -> None:
     partition, epoch = await tier.group("g", {"ann": "owner"})
     await change(tier, partition, epoch, head={"name": "two"})
-    await tier.membership.settle(partition, epoch, [Unsettled(TENANT, "g", 1)])
+    await tier.membership.settle(partition, epoch, [Unsettled(TENANT, "g", 1)], 0)
     assert await tier.membership.unsettled(partition, epoch, 10) == [Unsettled(TENANT, "g", 2)]
-    await tier.membership.settle(partition, epoch, [Unsettled(TENANT, "g", 2)])
+    await tier.membership.settle(partition, epoch, [Unsettled(TENANT, "g", 2)], 1)
     assert await tier.membership.unsettled(partition, epoch, 10) == []
 
 

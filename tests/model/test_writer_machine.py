@@ -33,6 +33,7 @@ from qim_streams.commit.repair import OutboxRepair
 from qim_streams.commit.rules import PartitionState
 from qim_streams.errors import Outcome, StoreUnavailable
 from qim_streams.membership.commands import GroupOp
+from qim_streams.membership.replay import MembershipReplay
 from qim_streams.testing.memory_outbox import Hold
 from qim_streams.testing.memory_tier import Fault, MemoryConversationStore
 from tests.support.writer_world import CHATS, NODES, USERS, WriterWorld
@@ -353,6 +354,13 @@ def no_repair() -> Any:
     return patch.object(OutboxRepair, "run", run)
 
 
+def no_replay() -> Any:
+    async def run(*_: Any) -> int:
+        return 0
+
+    return patch.object(MembershipReplay, "run", run)
+
+
 def lost_writes_go_unnoticed() -> Any:
     return patch.object(PartitionState, "number", lambda *_: None)
 
@@ -377,6 +385,7 @@ MUTANTS = (
     dedup_is_forgotten_when_confirmed,
     serves_before_the_relay,
     no_repair,
+    no_replay,
     lost_writes_go_unnoticed,
 )
 

@@ -17,9 +17,11 @@ from qim_streams.commit.ports import OutboxAppend
 from qim_streams.errors import QimError
 from qim_streams.failpoints import FailpointError
 from qim_streams.membership.commands import GroupCommand, GroupOp
+from qim_streams.membership.ports import Member
+from qim_streams.membership.rows import decode_log_row
 from qim_streams.ownership.ports import Grant
 from qim_streams.records import MessageRecord, decode_message, decode_outbox
-from qim_streams.testing.memory_outbox import Hold
+from qim_streams.testing.memory_outbox import Hold, MemoryMembershipLog
 from qim_streams.testing.memory_tier import MemoryHotTier
 from qim_streams.testing.memory_writer import LEASE_TTL_MS, Died, MemoryClockBound, WriterRig
 
@@ -55,6 +57,7 @@ class WriterWorld:
         self.skew_ms = dict.fromkeys(NODES, 0)
         self.tier = MemoryHotTier(lambda *_: 0, lambda: self.clock_ms)
         self.log: list[OutboxAppend] = []
+        self.change_log = MemoryMembershipLog()
         self.bounds = {node: MemoryClockBound() for node in NODES}
         self.boots = dict.fromkeys(NODES, 0)
         self.rigs: dict[str, WriterRig] = {}
@@ -116,6 +119,7 @@ class WriterWorld:
             boot=self.boots[node],
             now_ms=lambda: self.clock_ms + self.skew_ms[node],
             bound=self.bounds[node],
+            change_log=self.change_log,
         )
 
     def ask(self, node: str, waiting: Sequence[Attempt] = ()) -> None:
@@ -250,6 +254,8 @@ class WriterWorld:
                 self.acknowledge(node, None)
         self.expire()
         self.boot(NODES[0])
+        rig = self.rigs[NODES[0]]
+        self.run(rig.changes.settle_all(0, self.tier.epochs["ob:0"]))
         for sent in self.sent.values():
             self.send(NODES[0], sent.request.conversation_id, sent.request.sender_id, sent.request.body, sent)
 
@@ -304,12 +310,25 @@ class WriterWorld:
         if final and len(final) == sent.attempts:
             assert key not in self._ids, "refused and in the Outbox (P3)"
 
+    def _check_members(self) -> None:
+        """No acknowledged change is lost: store and change log say the same."""
+        state = self.tier.partition(0)
+        assert not self.tier.unsettled.get(0), "the change log lacks something"
+        for key, value in self.change_log.latest().items():
+            version, row = decode_log_row(key, value)
+            tenant, chat, user = key.decode().split("\0")
+            head = state.heads[tenant, chat]
+            if isinstance(row, Member):
+                assert state.members[tenant, chat][user] == row, "a member is not as the change log says"
+            else:
+                assert head.version == version, "a change is missing"
+
     def check_healed(self) -> None:
         """What must hold once everything is well again."""
         self.check()
         state = self.tier.partition(0)
         assert not state.pending, "pending messages are left (I4)"
-        assert not self.tier.unsettled.get(0), "the change log lacks something"
+        self._check_members()
         for (_, chat), head in state.heads.items():
             assert len(self._first[chat]) == head.seq, "a number without a message (I4)"
         for sent in self.sent.values():

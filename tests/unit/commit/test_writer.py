@@ -396,7 +396,7 @@ async def test_an_answer_waits_for_the_rows_of_the_chat_that_was_made() -> None:
     await turns()
     assert len(rig.outbox.log) == 1
     assert answer == []
-    durable.set_result(None)
+    durable.set_result([0])
     await turns()
     assert answer[0].status is S.COMMITTED
 

@@ -1,0 +1,153 @@
+"""MembershipReplay: puts back into the hot tier the changes that it may have lost and the change log has.
+
+A change is answered only after its rows are in the change log, so a store that forgot its last second can be
+told again what it was. Versions are made again one after the other, each with exactly the members that it
+had: a version number never comes to mean something else, which the later stages rely on (they cache by it).
+
+Invariants: a version that the store has is left alone; the store's knowledge of the change log is complete
+up to its end when `run` returns.
+
+What it does not do: restore messages (`commit.repair` does), or bring back what compaction has removed:
+where versions are missing between two rows, they get the members of the version before.
+
+Spec: §14.4.
+"""
+
+import logging
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from qim_streams.errors import InvariantViolation, RecordError
+from qim_streams.membership.bitmaps import Seat, by_shard, changed
+from qim_streams.membership.ports import (
+    ChangeLogReader,
+    Conversation,
+    Member,
+    MembershipReader,
+    MembershipStore,
+    RestoredVersion,
+)
+from qim_streams.membership.rows import decode_log_row
+from qim_streams.membership.rules import is_checkpoint
+
+log = logging.getLogger(__name__)
+
+Change = tuple[Conversation, list[Member]]  # the head after it, whom it touched
+
+
+@dataclass(slots=True)
+class _Lost:
+    """Rows of one conversation, as the log has them."""
+
+    heads: dict[int, Conversation] = field(default_factory=dict)
+    members: list[tuple[int, Member]] = field(default_factory=list)
+
+    def changes(self) -> list[Change]:
+        """The changes in order. A member whose head row was compacted away comes with the next one."""
+        versions = sorted(self.heads)
+        touched: dict[int, dict[str, Member]] = {version: {} for version in versions}
+        for version, member in self.members:
+            at = bisect_left(versions, version)
+            if at < len(versions):
+                touched[versions[at]][member.user_id] = member
+        return [(self.heads[version], list(touched[version].values())) for version in versions]
+
+
+class MembershipReplay:
+    """Replays partitions at their grant."""
+
+    def __init__(
+        self,
+        store: MembershipStore,
+        reader: MembershipReader,
+        change_log: ChangeLogReader,
+        mailbox_shards: int,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._store, self._reader, self._log = store, reader, change_log
+        self._mailbox_shards, self._now_ms = mailbox_shards, now_ms
+
+    async def run(self, partition: int, epoch: int) -> int:
+        """Restore what is missing; returns how many versions were.
+
+        FencedError, StoreUnavailable: call again. InvariantViolation: the log lacks what may be missing.
+        """
+        known = await self._store.logged(partition, epoch)
+        missing, last = 0, known
+        lost: dict[tuple[str, str], _Lost] = {}
+        async for batch in self._log.read(partition, known + 1):
+            _collect(batch, lost)
+            last = batch[-1][0]
+        for key, rows in lost.items():
+            for head, members in rows.changes():
+                current = await self._store.conversation(*key)
+                if current is None or current.version < head.version:
+                    made = await self._version(current, head, members)
+                    missing += await self._store.restore(partition, epoch, [made], -1)
+        if last > known:
+            await self._store.restore(partition, epoch, (), last)
+        if missing:
+            log.error("ob:%d: the hot tier had lost %d membership versions; restored", partition, missing)
+        return missing
+
+    async def _version(
+        self, current: Conversation | None, head: Conversation, members: Sequence[Member]
+    ) -> RestoredVersion:
+        """The version of `head`, on top of what the store has."""
+        before = current.version if current else 0
+        key = (head.tenant_id, head.conversation_id)
+        found = await self._store.members(*key, [member.user_id for member in members])
+        were = {member.user_id for member in found if member.active}
+        joins = [Seat(m.user_id, m.ordinal) for m in members if m.active and m.user_id not in were]
+        leaves = [Seat(m.user_id, m.ordinal) for m in members if not m.active and m.user_id in were]
+        coming = by_shard(head.tenant_id, joins, self._mailbox_shards)
+        going = by_shard(head.tenant_id, leaves, self._mailbox_shards)
+        whole = await self._map(key, before)
+        bitmaps = changed(await self._bitmaps(key, whole, {*coming, *going}), coming, going)
+        maps = dict(_lost_between(before, head.version, whole))
+        own = {shard: head.version if blob else 0 for shard, blob in bitmaps.items()}
+        maps[head.version] = whole | own if is_checkpoint(head.version) else own
+        return RestoredVersion(head, self._now_ms(), members, maps, bitmaps)
+
+    async def _map(self, key: tuple[str, str], version: int) -> dict[int, int]:
+        if not version:
+            return {}
+        (whole,) = await self._reader.versions([(*key, version)])
+        if whole is None:
+            raise InvariantViolation(f"{key[1]}: current version {version} has no map")
+        return whole
+
+    async def _bitmaps(
+        self, key: tuple[str, str], whole: dict[int, int], shards: set[int]
+    ) -> dict[int, bytes]:
+        wanted = [(*key, shard, whole[shard]) for shard in sorted(shards) if shard in whole]
+        blobs = await self._reader.bitmaps(wanted)
+        found: dict[int, bytes] = {}
+        for (_, _, shard, version), blob in zip(wanted, blobs, strict=True):
+            if blob is None:
+                raise InvariantViolation(f"{key[1]}: bitmap {shard}:{version} is missing")
+            found[shard] = blob
+        return found
+
+
+def _lost_between(before: int, version: int, whole: dict[int, int]) -> Iterator[tuple[int, dict[int, int]]]:
+    """Rows for versions that the log no longer has: nothing changed in them."""
+    for missing in range(before + 1, version):
+        yield missing, whole if is_checkpoint(missing) else {}
+
+
+def _collect(batch: Sequence[tuple[int, bytes, bytes]], lost: dict[tuple[str, str], _Lost]) -> None:
+    """Sort rows by conversation."""
+    for offset, key, value in batch:
+        try:
+            version, row = decode_log_row(key, value)
+            tenant, chat, _ = key.decode().split("\0")
+        except (RecordError, UnicodeDecodeError) as error:
+            log.error("change log row %d cannot be read: %s", offset, error)
+            continue
+        rows = lost.setdefault((tenant, chat), _Lost())
+        if isinstance(row, Conversation):
+            rows.heads[version] = row
+        else:
+            rows.members.append((version, row))
