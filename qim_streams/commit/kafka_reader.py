@@ -16,6 +16,7 @@ from qim_streams.errors import InvariantViolation, Outcome, StoreUnavailable
 
 BATCH_MAX = 1_000
 ANSWER_TIMEOUT_S = 10.0
+POLL_S = 0.2
 SILENCE_MAX_S = 30.0  # without a record while there are some
 LogRow = tuple[int, bytes, bytes]  # offset, key, value
 
@@ -33,6 +34,8 @@ class KafkaLogReader:
             "auto.offset.reset": "error",
             "enable.partition.eof": False,
             "isolation.level": "read_uncommitted",
+            # A long poll that is under way holds up the first fetch of the next partition.
+            "fetch.wait.max.ms": 10,
         }
         self._consumer: Consumer | None = None
 
@@ -43,7 +46,7 @@ class KafkaLogReader:
                 end = await asyncio.to_thread(self._open, partition, start)
                 position, heard_s = start, time.monotonic()
                 while position < end:
-                    batch = await asyncio.to_thread(self._next)
+                    batch = await asyncio.to_thread(self._next, min(BATCH_MAX, end - position))
                     if batch:
                         position, heard_s = batch[-1][0] + 1, time.monotonic()
                         yield batch
@@ -52,6 +55,8 @@ class KafkaLogReader:
                         raise StoreUnavailable(
                             f"{where}: no record in {SILENCE_MAX_S:.0f} s", Outcome.NOT_APPLIED
                         )
+                if end > start:
+                    await asyncio.to_thread(self._leave)
             except KafkaException as error:
                 raise StoreUnavailable(
                     f"{self._topic}[{partition}]: {error.args[0].str()}", Outcome.NOT_APPLIED
@@ -79,9 +84,15 @@ class KafkaLogReader:
             self._consumer.assign([place])
         return int(high)
 
-    def _next(self) -> list[LogRow]:
+    def _next(self, count: int) -> list[LogRow]:
+        # The call ends when it has `count` records, so that must not be more than there are; where compaction
+        # has made holes it ends by its timeout.
         assert self._consumer is not None, "opened before"
-        return [_row(message) for message in self._consumer.consume(BATCH_MAX, timeout=1.0)]
+        return [_row(message) for message in self._consumer.consume(count, timeout=POLL_S)]
+
+    def _leave(self) -> None:
+        assert self._consumer is not None, "opened before"
+        self._consumer.unassign()
 
 
 def _row(message: Message) -> LogRow:

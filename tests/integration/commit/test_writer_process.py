@@ -6,18 +6,15 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from pydantic import SecretStr
 
 from qim_streams.commit.outcome import SendOutcome, SendRequest, SendStatus
 from qim_streams.commit.rpc_client import WriterLinks
-from qim_streams.embedded.stack import EmbeddedStack
 from qim_streams.ids import direct_conversation_id
 from qim_streams.membership.commands import GroupCommand, GroupOp
 from qim_streams.ownership.redis_leases import RedisLeaseStore
 from qim_streams.records import OUTBOX_RELAYED
 from qim_streams.redis_tier import RedisClient, connect
 from qim_streams.settings import Settings
-from qim_streams.streaming import topics
 from tests.support.waiting import eventually, eventually_sync
 from tests.support.writer_process import SECRET, WriterProcess, read_outbox
 
@@ -34,17 +31,6 @@ POINTS = (
 )
 SEND_S = 40.0
 PARTITIONS = 8
-
-
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
-    directory = tmp_path_factory.mktemp("writer-servers")
-    with EmbeddedStack(directory, broker="kafka", quick=True) as stack:
-        settings = Settings(
-            brokers=stack.brokers, redis_url=SecretStr(stack.redis_url), internal_secret=SecretStr(SECRET)
-        )
-        topics.apply(topics.admin_client(settings.brokers), topics.load().resolve_for(settings))
-        yield settings
 
 
 @pytest.fixture
