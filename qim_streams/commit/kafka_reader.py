@@ -7,12 +7,15 @@ Spec: §14.4.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
 
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from qim_streams.errors import InvariantViolation, Outcome, StoreUnavailable
+
+log = logging.getLogger(__name__)
 
 BATCH_MAX = 1_000
 ANSWER_TIMEOUT_S = 10.0
@@ -71,7 +74,7 @@ class KafkaLogReader:
     def _open(self, partition: int, start: int) -> int:
         """The end of the log; the consumer stands at `start`."""
         if self._consumer is None:
-            self._consumer = Consumer(self._config)
+            self._consumer = Consumer(self._config, logger=log)
         place = TopicPartition(self._topic, partition, start)
         low, high = self._consumer.get_watermark_offsets(place, timeout=ANSWER_TIMEOUT_S)
         if low > start or high < start:
