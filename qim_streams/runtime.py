@@ -7,23 +7,20 @@ Exit codes: 0 clean stop, 1 configuration or start-up error (one line on stderr)
 import asyncio
 import gc
 import logging
-import os
 import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from typing import NoReturn
 
 import uvloop
 from prometheus_client import start_http_server
 
 from qim_streams.errors import ConfigError, QimError
 from qim_streams.settings import Settings
+from qim_streams.streaming.doubt import EXIT_CONFIG, die
 from qim_streams.streaming.quiet import quiet_drivers
 
-EXIT_CONFIG, EXIT_DOUBT = 1, 70
 GC_YOUNG_OBJECTS, GC_MIDDLE_ROUNDS, GC_OLD_ROUNDS = 50_000, 10, 20
-log = logging.getLogger("qim")
 
 
 def configure_logging(settings: Settings, role: str) -> None:
@@ -38,13 +35,6 @@ def configure_logging(settings: Settings, role: str) -> None:
     logging.getLogger("aiokafka").setLevel(logging.WARNING)
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
     quiet_drivers()
-
-
-def die(why: str, error: BaseException | None = None) -> NoReturn:
-    """Stop this instant, because going on could break a promise. The next boot repairs from the logs."""
-    log.critical("stopped on doubt: %s", why, exc_info=error)
-    logging.shutdown()
-    os._exit(EXIT_DOUBT)
 
 
 def now_ms() -> int:

@@ -27,11 +27,12 @@ from qim_streams.redis_tier import RedisClient, connect
 from qim_streams.roles.log import StreamAppender
 from qim_streams.roles.poison import PoisonLetters
 from qim_streams.roles.tracing import partition_of
-from qim_streams.runtime import die, now_ms, settle_garbage_collection
+from qim_streams.runtime import now_ms, settle_garbage_collection
 from qim_streams.settings import Settings, load_settings
 from qim_streams.streaming import topics
 from qim_streams.streaming.app import StreamApp, build_app
 from qim_streams.streaming.dead_letter import DEAD_LETTER_TOPIC, DeadLetterSink
+from qim_streams.streaming.doubt import die
 from qim_streams.streaming.lanes import PartitionLanes, SourceRole
 from qim_streams.streaming.spec import AppSpec
 from qim_streams.streaming.table import AckedTable

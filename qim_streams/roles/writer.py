@@ -47,9 +47,10 @@ from qim_streams.ownership.keeper import Claimant
 from qim_streams.ownership.redis_leases import RedisLeaseStore
 from qim_streams.placement import outbox_partition
 from qim_streams.redis_tier import RedisClient, connect
-from qim_streams.runtime import die, now_ms
+from qim_streams.runtime import now_ms
 from qim_streams.settings import Settings
 from qim_streams.streaming import topics
+from qim_streams.streaming.doubt import die
 from qim_streams.streaming.producer import LogProducer, ProducerSpec
 
 log = logging.getLogger(__name__)
