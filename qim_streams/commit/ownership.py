@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 SEAT_NAME = "writers"
 HAND_OVER_TIMEOUT_S = 5.0
 SETTLE_RETRY_S = 5.0
+READY_STEP_S = 0.05
 
 Settle = Callable[[int, int], Awaitable[int]]  # (partition, epoch) -> conversations settled
 
@@ -101,7 +102,8 @@ class PartitionOwnership:
         if self._writer is None:
             return
         self._writer.grant(grant)
-        task = asyncio.create_task(self._settle_until_done(grant), name=f"settle-{grant.resource}")
+        settling = self._settle_until_done(grant, self._writer)
+        task = asyncio.create_task(settling, name=f"settle-{grant.resource}")
         self._settling.add(task)
         task.add_done_callback(self._settling.discard)
 
@@ -109,9 +111,14 @@ class PartitionOwnership:
         if self._writer is not None:
             self._writer.revoke(partition_of_resource(resource))
 
-    async def _settle_until_done(self, grant: Grant) -> None:
+    async def _settle_until_done(self, grant: Grant, writer: ConversationWriter) -> None:
+        """Only once the lane has recovered: before that, the rows of a store that forgot its last changes
+        would be written behind theirs and hide them from the replay."""
         partition = partition_of_resource(grant.resource)
         while self.keeper.grant_of(grant.resource) == grant:
+            if not writer.serves(partition, grant.epoch):
+                await asyncio.sleep(READY_STEP_S)
+                continue
             try:
                 count = await self._settle(partition, grant.epoch)
             except FencedError:

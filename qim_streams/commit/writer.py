@@ -96,10 +96,21 @@ class ConversationWriter:
         await self.drain(list(self._lanes), timeout_s)
 
     def epoch_of(self, tenant_id: str, conversation_id: str) -> tuple[int, int] | None:
-        """(partition, epoch) of a conversation if its partition is served here, else None."""
+        """(partition, epoch) of a conversation if its partition is served here, else None.
+
+        Not before the lane has recovered: a change on top of what the store forgot would take the version
+        of one that lies in the change log.
+        """
         partition = self._partition_of(tenant_id, conversation_id)
         lane = self._lanes.get(partition)
-        return (partition, lane.epoch) if lane is not None and lane.accepting else None
+        if lane is None or not (lane.accepting and lane.ready.is_set()):
+            return None
+        return partition, lane.epoch
+
+    def serves(self, partition: int, epoch: int) -> bool:
+        """Whether a partition has recovered and is served under this epoch."""
+        lane = self._lanes.get(partition)
+        return lane is not None and lane.epoch == epoch and lane.ready.is_set()
 
     @property
     def ready(self) -> list[int]:
