@@ -34,7 +34,7 @@ async def _restarted(stack: StackProcess, server: str, number: signal.Signals) -
 
 
 @pytest.mark.parametrize("server", ["kafka", "redis"])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda one: one.name)
 async def test_a_store_restarts(
     stack: StackProcess,
     under_traffic: UnderTraffic,

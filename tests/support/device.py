@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from qim_streams.client import Delivery, MemoryStore, QimClient, SendReceipt
+from qim_streams.client import Delivery, MemoryStore, QimClient, RebuildRequired, SendReceipt
 from qim_streams.errors import AdmissionRefused, QimError
 from tests.support.waiting import eventually
 
@@ -160,6 +160,11 @@ class Device:
         except AdmissionRefused as refused:
             result = refused
         self._complete(call, "repeat", said, result)
+
+    @property
+    def rebuilds(self) -> int:
+        """How often the server refused the cursor."""
+        return sum(isinstance(one, RebuildRequired) for one in self.deliveries)
 
     async def caught_up(self, entries: int, within_s: float) -> None:
         """Until the application was shown so many deliveries."""

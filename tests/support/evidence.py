@@ -39,6 +39,7 @@ class Evidence:
     devices: Sequence[Device] = ()
     probes: Sequence[Probe] = ()
     seen_while_running: Sequence[str] = ()  # violations that were noticed on the way
+    rebuilds_allowed: bool = False  # a cursor above a W that fell back may be refused, explicitly (P7)
     keys: dict[str, list[Operation]] = field(init=False)  # client_message_id -> send and repeats
 
     def __post_init__(self) -> None:
@@ -267,7 +268,8 @@ def _device(device: Device, evidence: Evidence) -> Iterator[str]:
     if started is None:
         yield f"I8: {device.name} never finished a sync"
         return
-    if any(isinstance(one, RebuildRequired) for one in device.deliveries):
+    rebuilds = sum(isinstance(one, RebuildRequired) for one in device.deliveries)
+    if rebuilds and not evidence.rebuilds_allowed:
         yield f"I9: {device.name} was told to rebuild, nothing was trimmed"
     events = [one for one in device.deliveries if isinstance(one, Event)]
     counts = Counter(event.event_id for event in events)

@@ -113,6 +113,10 @@ class StackProcess:
         os.kill(pid, number)
         return pid
 
+    def signal_supervisor(self, number: signal.Signals) -> None:
+        """Send a signal to the supervisor itself."""
+        os.kill(self.pid, number)
+
     def wait_restarted(self, name: str, old_pid: int, within_s: float = 60.0) -> None:
         """Until the role is ready again under another pid."""
         eventually_sync(

@@ -53,6 +53,7 @@ class Plan:
     change_every_s: float = 0.7  # per group
     give_up_share: float = 0.03
     probe_every_s: float = 0.5
+    hot_tier_forgets: bool = False  # then W may go back and a cursor may be refused
     options: ClientOptions = BRISK
 
     def user(self, number: int) -> str:

@@ -9,6 +9,7 @@ Spec: §2 to §7.
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +39,16 @@ class Verdict:
 
     problems: list[str]
     figures: dict[str, object] = field(default_factory=dict)
+
+    def keep(self, directory: Path, outbox: Sequence[Logged]) -> None:
+        """Write down what a person needs to find out what went wrong: all problems and the Outbox."""
+        (directory / "problems.txt").write_text("\n".join(self.problems) + "\n")
+        with (directory / "outbox.tsv").open("w") as file:
+            for one in outbox:
+                what = one.message
+                row = (one.partition, one.offset, what.conversation_id, what.conversation_seq)
+                rest = (what.membership_version, what.client_message_id, what.message_id.hex(), one.relayed)
+                file.write("\t".join(map(str, row + rest)) + "\n")
 
     def check(self) -> None:
         """Fail with the first problems, if there are any."""
@@ -90,6 +101,7 @@ async def verdict_on(
             outbox,
             {},
             probes=traffic.probes,
+            rebuilds_allowed=traffic.plan.hot_tier_forgets,
         )
         evidence.mailboxes = await _mailboxes(traffic, evidence)
         clock.lap("drain, s")
@@ -100,12 +112,15 @@ async def verdict_on(
     evidence.devices = traffic.devices
     evidence.seen_while_running = [
         *traffic.problems,
-        *sampler.violations,
+        *([] if traffic.plan.hot_tier_forgets else sampler.violations),
         *late,
         *await unarchived(stack.state_dir / "archive", brokers, outbox),
     ]
     clock.lap("checkpoints and archive, s")
-    return Verdict(problems(evidence), figures(evidence, traffic, sampler) | clock.laps)
+    verdict = Verdict(problems(evidence), figures(evidence, traffic, sampler) | clock.laps)
+    if verdict.problems:
+        verdict.keep(directory, outbox)
+    return verdict
 
 
 def _no_pending(tier: HotTier) -> bool:
@@ -214,6 +229,7 @@ def figures(evidence: Evidence, traffic: Traffic, sampler: WatermarkSampler) -> 
         "seen again on the wire": sum(device.wire_duplicates for device in evidence.devices),
         "visible duplicates": sum(device.visible_duplicates for device in evidence.devices),
         "gaps closed by pull": sum(device.gaps for device in evidence.devices),
+        "rebuilds": sum(device.rebuilds for device in evidence.devices),
         "W samples": sampler.samples,
         "longest wait for an ack, s": round(max(waits, default=0.0), 2),
     }

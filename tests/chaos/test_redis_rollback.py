@@ -1,0 +1,117 @@
+"""The hot tier loses its last writes: Redis dies, its log is cut back, and it starts without them.
+
+That is a power loss with ``appendfsync everysec``. What was acknowledged is in the Outbox (messages) and in
+the change log (members), so numbers must not come again, answers must stay the same, and mailboxes must be
+whole. W may go back here, because the entries below it went with it, and a cursor above such a W may be
+refused (explicitly: the device starts anew and misses nothing).
+
+T-R2, D1, D4; P1, P2, P4. Spec: §14.4.
+"""
+
+import asyncio
+import random
+import signal
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from tests.chaos.conftest import StartStack, UnderTraffic, new_seed
+from tests.support.stack import StackProcess
+from tests.support.traffic import Plan
+from tests.support.waiting import eventually_sync
+
+pytestmark = [pytest.mark.integration, pytest.mark.chaos, pytest.mark.timeout(600)]
+
+LOSSES, LOSSES_LONG = 2, 25
+LOST_S = 1.0  # what everysec may lose
+GONE_S = 20.0
+BACK_S = 90.0
+
+
+@pytest.fixture(scope="module")
+def stack(start_stack: StartStack) -> StackProcess:
+    return start_stack("rollback", "--quick", "--fsync", "everysec")
+
+
+class AppendLog:
+    """The append-only file of a stack's Redis; remembers how long it was during the last seconds."""
+
+    def __init__(self, stack: StackProcess) -> None:
+        self._stack = stack
+        self._sizes: deque[tuple[float, int]] = deque(maxlen=2_000)
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._watch())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    def _path(self) -> Path:
+        """The file that is written now: the newest that is not a base or manifest."""
+        files = [
+            path for path in (self._stack.state_dir / "redis").rglob("appendonly.aof*") if path.is_file()
+        ]
+        grown = [path for path in files if ".base." not in path.name and ".manifest" not in path.name]
+        return max(grown, key=lambda path: path.stat().st_mtime_ns)
+
+    async def _watch(self) -> None:
+        while True:
+            self._sizes.append((time.monotonic(), self._path().stat().st_size))
+            await asyncio.sleep(0.02)
+
+    def lose(self, seconds: float) -> int:
+        """Kill Redis and cut its log back to what it was `seconds` ago; returns the bytes that are gone.
+
+        The supervisor is held meanwhile, so that it cannot start Redis on a log that is being cut.
+        """
+        stack = self._stack
+        stack.signal_supervisor(signal.SIGSTOP)
+        try:
+            at_s = time.monotonic() - seconds
+            kept = next((size for when, size in reversed(self._sizes) if when <= at_s), self._sizes[0][1])
+            pid = stack.kill("redis")
+            eventually_sync(lambda: is_dead(pid), GONE_S, "Redis to be dead")
+            path = self._path()
+            lost = max(0, path.stat().st_size - kept)
+            print(f"{path.name}: {lost} bytes of {path.stat().st_size} are lost, {seconds:.2f} s")
+            with path.open("rb+") as file:
+                file.truncate(path.stat().st_size - lost)
+        finally:
+            stack.signal_supervisor(signal.SIGCONT)
+        stack.wait_restarted("redis", pid, BACK_S)
+        return lost
+
+
+def is_dead(pid: int) -> bool:
+    """Whether a process has ended; its parent, who is held, has not noticed yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"Z"
+    except OSError:
+        return True
+
+
+@pytest.mark.parametrize(
+    "losses", [LOSSES, pytest.param(LOSSES_LONG, marks=[pytest.mark.slow, pytest.mark.timeout(1_800)])]
+)
+async def test_redis_forgets_its_last_second(
+    stack: StackProcess, under_traffic: UnderTraffic, figures: dict[str, Any], losses: int
+) -> None:
+    """T-R2, D4: up to a second of acknowledged writes is gone, again and again."""
+    seed = new_seed()
+    chance, lost = random.Random(seed), []
+    async with under_traffic(stack, Plan(f"rollback{losses}", seed, hot_tier_forgets=True)) as traffic:
+        async with AppendLog(stack) as log:
+            for _ in range(losses):
+                await traffic.more_acks(80)
+                await traffic.for_seconds(LOST_S)  # what everybody has known for long is not lost
+                lost.append(await asyncio.to_thread(log.lose, chance.uniform(0.0, LOST_S)))
+                await asyncio.to_thread(stack.wait_all_ready, BACK_S)
+        await traffic.more_acks(80, BACK_S)
+    figures |= {"losses": losses, "bytes lost": sum(lost), "most lost at once, bytes": max(lost)}
