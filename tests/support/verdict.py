@@ -12,7 +12,9 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 import redis
 
@@ -209,12 +211,23 @@ async def unarchived(directory: Path, brokers: str, outbox: list[Logged]) -> lis
     return [f"I12: {place} is not in the archive as it is in the Outbox" for place in wrong]
 
 
+def seconds_with_an_ack(acks_s: Sequence[float]) -> float:
+    """Share of the whole seconds between first and last ack in which one came, in percent."""
+    if not acks_s:
+        return 0.0
+    first = int(acks_s[0])
+    seconds = {int(at) - first for at in acks_s}
+    return round(100 * len(seconds) / (max(seconds) + 1), 1)
+
+
 def figures(evidence: Evidence, traffic: Traffic, sampler: WatermarkSampler) -> dict[str, object]:
     """The counts of a run, for the report."""
     sends = [one for one in evidence.operations if one.op == "send"]
     outcomes = Counter(one.phase for one in sends)
     copies = Counter((one.message.conversation_id, one.message.conversation_seq) for one in evidence.outbox)
     waits = [(one.end_ns - one.start_ns) / 1e9 for one in sends if one.phase == "ok" and one.end_ns]
+    acks_s = sorted(one.end_ns / 1e9 for one in sends if one.phase == "ok" and one.end_ns)
+    silences = [after - before for before, after in pairwise(acks_s)]
     return {
         "seed": traffic.plan.seed,
         "sent": len(sends),
@@ -231,5 +244,8 @@ def figures(evidence: Evidence, traffic: Traffic, sampler: WatermarkSampler) -> 
         "gaps closed by pull": sum(device.gaps for device in evidence.devices),
         "rebuilds": sum(device.rebuilds for device in evidence.devices),
         "W samples": sampler.samples,
+        "median wait for an ack, ms": round(1_000 * median(waits or [0.0]), 1),
         "longest wait for an ack, s": round(max(waits, default=0.0), 2),
+        "longest time without any ack, s": round(max(silences, default=0.0), 2),
+        "seconds with an ack, %": seconds_with_an_ack(acks_s),
     }

@@ -1,6 +1,7 @@
 """The page of figures is made from rows and facts alone."""
 
 from tests.support.report import page_of
+from tests.support.verdict import seconds_with_an_ack
 
 
 def test_the_page_names_everything() -> None:
@@ -25,3 +26,8 @@ def test_the_page_names_everything() -> None:
 def test_no_bound_without_a_clean_run() -> None:
     rows = [{"test": "a", "outcome": "failed", "seconds": 1.0, "figures": {"acked": 300, "problems": 1}}]
     assert "a loss is - (3/N)" in page_of(rows, {})
+
+
+def test_availability_counts_whole_seconds() -> None:
+    assert seconds_with_an_ack([]) == 0.0
+    assert seconds_with_an_ack([10.1, 10.9, 11.5, 13.2]) == 75.0
