@@ -1,4 +1,9 @@
-"""What all tests share: the collector of figures (`tests/support/report.py`)."""
+"""What all tests share: the collector of figures (`tests/support/report.py`), and no clock in properties.
+
+Hypothesis fails an example that takes over 200 ms by default: on a busy machine that says nothing.
+"""
+
+from hypothesis import settings
 
 from tests.support.report import (
     figures,
@@ -15,3 +20,6 @@ __all__ = [
     "pytest_runtest_makereport",
     "pytest_sessionfinish",
 ]
+
+settings.register_profile("qim", deadline=None, print_blob=True)
+settings.load_profile("qim")
