@@ -3,7 +3,7 @@
 Hypothesis fails an example that takes over 200 ms by default: on a busy machine that says nothing.
 """
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.support.report import (
     figures,
@@ -21,5 +21,5 @@ __all__ = [
     "pytest_sessionfinish",
 ]
 
-settings.register_profile("qim", deadline=None, print_blob=True)
+settings.register_profile("qim", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("qim")
