@@ -55,7 +55,8 @@ from qim_streams.streaming.producer import LogProducer, ProducerSpec
 
 log = logging.getLogger(__name__)
 
-DRAIN_TIMEOUT_S = 10.0
+# Together below the supervisor's grace of 15 s: what is left undone is repaired at the next boot.
+DRAIN_TIMEOUT_S, FLUSH_TIMEOUT_S = 5.0, 3.0
 RECORD_OVERHEAD_BYTES = 32 * 1024  # of an Outbox record beside the body: ids, names, members
 WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
 TOKEN_BYTES = 16
@@ -80,7 +81,7 @@ async def run_writer(settings: Settings, stop: asyncio.Event) -> None:
     finally:
         await parts.reader.close()
         await parts.change_reader.close()
-        await producer.close()
+        await producer.close(FLUSH_TIMEOUT_S)
         await redis.aclose()
     await parts.clock.close()
     boot.release()
@@ -175,8 +176,9 @@ async def _serve(settings: Settings, parts: _Parts, claims: Claims, stop: asynci
     log.info("listening on %s", address)
     owning = asyncio.create_task(ownership.run(writer), name="ownership")
     await _until(stop, owning)
-    owning.cancel()
-    await asyncio.gather(owning, return_exceptions=True)
+    while not owning.done():  # one cancellation may meet a time-out that swallows it
+        owning.cancel()
+        await asyncio.wait([owning], timeout=1.0)
     await ownership.close(writer, DRAIN_TIMEOUT_S)
     await server.close()
 
