@@ -87,7 +87,7 @@ class Roles:
 
     def stop(self) -> list[int]:
         """Stop the roles; their exit codes."""
-        return [child.stop(20) for child in reversed(self._children)]
+        return [child.stop(40) for child in reversed(self._children)]
 
 
 @pytest.fixture(scope="module")
