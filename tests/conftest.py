@@ -10,7 +10,6 @@ from tests.support.report import (
     pytest_addoption,
     pytest_configure,
     pytest_runtest_makereport,
-    pytest_sessionfinish,
 )
 
 __all__ = [
@@ -18,7 +17,6 @@ __all__ = [
     "pytest_addoption",
     "pytest_configure",
     "pytest_runtest_makereport",
-    "pytest_sessionfinish",
 ]
 
 settings.register_profile("qim", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])

@@ -59,14 +59,15 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
                 "figures": found,
             }
         )
+        _write(item.config)
     return report  # type: ignore[return-value]
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write the page, if one was asked for."""
-    page = session.config.getoption("figures")
+def _write(config: pytest.Config) -> None:
+    """Write the page as far as it is known: a long run may be cut short."""
+    page = config.getoption("figures")
     if page:
-        Path(page).write_text(page_of(session.config.stash[_ROWS], facts()), encoding="utf-8")
+        Path(page).write_text(page_of(config.stash[_ROWS], facts()), encoding="utf-8")
 
 
 def facts() -> dict[str, str]:
