@@ -75,12 +75,13 @@ def facts() -> dict[str, str]:
     commit = subprocess.run(
         ["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
     )
+    kernel = ".".join(platform.release().split(".")[:2])
     pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     return {
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "commit": commit.stdout.strip() or "unknown",
         "machine": f"{os.cpu_count()} cores, {pages * size / 2**30:.0f} GiB, {platform.machine()}, "
-        f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
+        f"{platform.system()} {kernel}, Python {platform.python_version()}",
     }
 
 
