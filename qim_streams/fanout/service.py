@@ -6,10 +6,11 @@ A batch of one Outbox partition goes through these steps; each is durable before
 2. the shards of each message's membership version, pinned by the commit that allocated its seq;
 3. poison to the dead letters;
 4. append all dispatches, in Outbox order, and wait for all acknowledgements;
-5. the page in ``conversation_progress``: the Outbox offset up to which everything is dispatched.
+5. `checkpoint`, after several batches: the page in ``conversation_progress``, the Outbox offset up to
+   which everything is dispatched.
 
-Then the batch may be acknowledged. A crash after any step repeats the batch: the dispatches have the
-same bytes, and the mailbox stage drops those that it has. `handle` may be called again after
+Then these batches may be acknowledged. A crash after any step repeats the batches since the last
+checkpoint: the dispatches have the same bytes, and the mailbox stage drops those that it has. `handle` may be called again after
 StoreUnavailable. A hole in conversation_seq raises an alarm and stops nothing.
 
 Two workers may believe that they own a partition (a paused one wakes): both append the same dispatches,
@@ -59,6 +60,7 @@ class FanoutCoordinator:
         self._now_ms = now_ms
         self._recent = RecentMessages()
         self._buried: dict[int, int] = {}  # partition -> poison up to this offset was set aside
+        self._dispatched: dict[int, int] = {}  # partition -> everything up to this offset is dispatched
 
     async def start_position(self, partition: int) -> int:
         """The next Outbox offset to dispatch."""
@@ -93,10 +95,13 @@ class FanoutCoordinator:
         count = await self._append(planned)
         failpoints.hit("fanout.all_appended")
         self._recent.remember([one for one, _ in planned])
-        now_ms = self._now_ms()
-        self._progress.write(batch.partition, batch.records[-1].offset, now_ms)
-        await self._progress.barrier(batch.partition)
-        _count(planned, verdicts, poison, count, now_ms)
+        self._dispatched[batch.partition] = batch.records[-1].offset
+        _count(planned, verdicts, poison, count, self._now_ms())
+
+    async def checkpoint(self, partition: int) -> None:
+        """Make durable up to which offset `partition` is dispatched."""
+        self._progress.write(partition, self._dispatched[partition], self._now_ms())
+        await self._progress.barrier(partition)
 
     def _decode(self, batch: LogBatch) -> tuple[list[OutboxMessage], list[Poison]]:
         messages, poison = [], []

@@ -1,16 +1,16 @@
 """DispatchProgress: exact deduplication by dispatch_id, for the retention, whatever crashed in between.
 
-One page per batch goes into the table ``dispatch_progress`` (changelog and RocksDB). An index from
-dispatch_id to its first offset lies beside it in the same RocksDB, without changelog; page and index
-entries are written in one RocksDB batch. At assignment the index is brought up to date from the pages
+What batches have done is noted in memory and goes as one page per checkpoint into the table
+``dispatch_progress`` (changelog and RocksDB). An index from dispatch_id to its first offset lies beside it
+in the same RocksDB, without changelog; page and index entries are written in one RocksDB batch. At assignment the index is brought up to date from the pages
 above its own mark, so that a lost directory costs time and nothing else.
 
 Why a record that is read again is not mistaken for a repeat: the index holds the offset of the first
 occurrence. The same offset is a replay and is processed; a higher one is a repeat and is dropped.
 
-Why no page is missing after a takeover: a batch's page is awaited before the batch is acknowledged, so
-at most the newest local page may lack its changelog record (the process died between the two); `recover`
-sends it again.
+Why no page is missing after a takeover: a page is awaited before its batches are acknowledged, so at
+most the newest local page may lack its changelog record (the process died between the two); `recover`
+sends it again. Notes that died with the process are made again, because their records are read again.
 
 Retention is by time: each new page takes at most `EXPIRE_PAGES_MAX` old pages with it, and their index
 entries; the newest page always stays, because it is the stage's position.
@@ -23,7 +23,7 @@ Spec: §5, §14.6, §14.7.
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from qim_streams.errors import RecordError
 from qim_streams.mailbox.pages import (
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 EXPIRE_PAGES_MAX = 4  # per new page: more than one, so that a backlog of old pages shrinks
 SWEEP_KEYS_MAX = 500  # index entries looked at per new page after a takeover
 # Offsets below the oldest page that a sweep leaves alone: a replay may have left a page that ends later
-# and begins earlier. A page holds the records of one batch, at most 10,000.
+# and begins earlier. A page holds the records between two checkpoints, at most some 10,000.
 SWEEP_MARGIN = 1_000_000
 NOTHING = -1
 
@@ -62,6 +62,10 @@ class _Partition:
     oldest_from: bytes = PAGE_PREFIX  # where a scan for old pages starts: not over what it deleted before
     sweep_from: bytes | None = None  # next index key of the sweep, None: no sweep
     sweep_below: int = 0  # index entries under this offset belong to pages that are gone
+    # since the last page: where the next one begins (None: nothing noted), ends, what it will hold
+    noted_first: int | None = None
+    noted_last: int = NOTHING
+    noted: dict[bytes, DoneDispatch] = field(default_factory=dict)
 
 
 class DispatchProgress:
@@ -95,9 +99,19 @@ class DispatchProgress:
         self._partitions.pop(partition, None)
 
     def seen(self, partition: int, dispatch_ids: Sequence[bytes]) -> list[Seen | None]:
-        """The first occurrence of each id among the pages written so far, None if there is none."""
+        """The first occurrence of each id among what was noted so far, None if there is none."""
+        state = self._partitions.get(partition)
         rows = self._table.local(partition).read_many([_ID + one for one in dispatch_ids])
-        return [None if row is None else decode_seen(row) for row in rows]
+        if state is None or not state.noted:
+            return [None if row is None else decode_seen(row) for row in rows]
+        noted, found = state.noted, []
+        for one, row in zip(dispatch_ids, rows, strict=True):
+            if row is not None:
+                found.append(decode_seen(row))
+            else:
+                done = noted.get(one)
+                found.append(None if done is None else Seen(done.offset, done.digest))
+        return found
 
     def open(self, partition: int) -> OpenProgress | None:
         """The record that is being written in steps, None when there is none."""
@@ -110,11 +124,23 @@ class DispatchProgress:
         self._partitions[partition].open_written = True
         await self._table.barrier(partition)
 
-    def write_page(
-        self, partition: int, first: int, last: int, rows: Sequence[DoneDispatch], now_ms: int
-    ) -> None:
-        """Write the page of `first` to `last` with its index entries; durable after `barrier`."""
+    def note(self, partition: int, first: int, last: int, rows: Sequence[DoneDispatch]) -> None:
+        """The records `first` to `last` are done; durable with the next page. Spans follow one another."""
         state = self._partitions[partition]
+        if state.noted_first is None:
+            state.noted_first = first
+        state.noted_last = last
+        state.noted.update((row.dispatch_id, row) for row in rows)
+
+    def write_page(self, partition: int, now_ms: int) -> int | None:
+        """Write what was noted as a page with its index entries; durable after `barrier`, then `settle`.
+
+        The last offset of the page; None when nothing was noted. May be called again if it failed.
+        """
+        state = self._partitions[partition]
+        first, last, rows = state.noted_first, state.noted_last, tuple(state.noted.values())
+        if first is None:
+            return None
         page = Page(first, last, now_ms, rows)
         puts: dict[bytes, bytes | None] = {page_key(first, last): page.encode()}
         local: dict[bytes, bytes | None] = {
@@ -132,6 +158,12 @@ class DispatchProgress:
             self._sweep(partition, state, local)
         self._table.write_batch(partition, puts, local)
         state.newest = max(state.newest, last)
+        return last
+
+    def settle(self, partition: int) -> None:
+        """The page is durable: forget the notes. Nothing may have been noted since `write_page`."""
+        state = self._partitions[partition]
+        state.noted_first, state.noted = None, {}
 
     async def barrier(self, partition: int) -> None:
         """Wait until the pages written so far are in the changelog."""

@@ -1,17 +1,19 @@
 """MailboxMaterialiser: from dispatch records to mailbox entries, W, and push.
 
-A batch of one shard goes through these steps; each is durable before the next begins:
+A batch of one shard goes through these steps; 1 to 5 in order, each durable before the next begins:
 
 1. decode; tell new, replayed, repeated and poison records apart (``intake``);
 2. load the members (``members``);
 3. poison to the dead letters;
 4. entries, and W over them, in record order (``writer``);
 5. push to devices that are online;
-6. the page in ``dispatch_progress`` and W in ``lane_watermarks``, both acknowledged by the log.
+6. what was done is noted; `checkpoint` writes the notes of several batches as one page of
+   ``dispatch_progress`` and W in ``lane_watermarks``, both acknowledged by the log.
 
-Then the batch may be acknowledged. A crash after any step repeats the batch from step 1: entries are
-skipped where they exist, W does not move twice, push repeats (clients drop by event_id), pages are
-absolute. `handle` may be called again with the same batch after StoreUnavailable.
+Then these batches may be acknowledged. A crash after any step repeats the batches since the last
+checkpoint from step 1: entries are skipped where they exist, W does not move twice, push repeats (clients
+drop by event_id), pages are absolute. `handle` may be called again with the same batch after
+StoreUnavailable, and so may `checkpoint`.
 
 Where a shard starts: after the last offset that page, table and store all know. What the store is ahead
 of is not written again, only its page; what it is behind of is written again (it lost its last writes).
@@ -114,7 +116,7 @@ class MailboxMaterialiser:
     # -- a batch
 
     async def handle(self, batch: LogBatch) -> None:
-        """Make everything that `batch` causes durable (see the module text)."""
+        """Make everything that `batch` causes durable but its note (see the module text)."""
         shard = self._leases.served[batch.partition]
         failpoints.hit("mailbox.dispatch_polled")
         await self._writer.settle(shard)
@@ -130,7 +132,7 @@ class MailboxMaterialiser:
         await self._writer.write(shard, records)
         await self._pusher.push(shard, records)
         failpoints.hit("mailbox.pushed")
-        await self._finish(shard, batch, taken)
+        self._note(shard, batch, taken)
 
     async def _address(self, taken: Sequence[Taken]) -> tuple[list[Taken], list[Addressed]]:
         """Every record with its members; one whose members are gone becomes poison."""
@@ -163,17 +165,23 @@ class MailboxMaterialiser:
         await self._poison.send([Poison(self._topic, shard.shard, one.record, one.cause) for one in found])
         shard.buried_through = found[-1].offset
 
-    async def _finish(self, shard: Shard, batch: LogBatch, taken: Sequence[Taken]) -> None:
-        first, last = batch.previous_offset + 1, taken[-1].offset
-        rows = [one.done() for one in taken if one.is_done_here]
+    async def checkpoint(self, partition: int) -> None:
+        """Make durable that everything handled so far is done: a page, and W as the tables know it."""
+        shard = self._leases.served[partition]
         now_ms = self._now_ms()
-        self._progress.write_page(shard.shard, first, last, rows, now_ms)
-        if last >= shard.floor:
-            self._floors.write(shard.shard, last, shard.epoch, now_ms)
-        await asyncio.gather(self._progress.barrier(shard.shard), self._floors.barrier(shard.shard))
-        shard.floor = max(shard.floor, last)
+        last = self._progress.write_page(partition, now_ms)
+        if last is not None and last >= shard.floor:
+            self._floors.write(partition, last, shard.epoch, now_ms)
+        await asyncio.gather(self._progress.barrier(partition), self._floors.barrier(partition))
+        self._progress.settle(partition)
+        shard.floor = max(shard.floor, shard.noted_through)
         failpoints.hit("mailbox.progress_marked")
-        _count(taken, now_ms)
+
+    def _note(self, shard: Shard, batch: LogBatch, taken: Sequence[Taken]) -> None:
+        rows = [one.done() for one in taken if one.is_done_here]
+        shard.noted_through = taken[-1].offset
+        self._progress.note(shard.shard, batch.previous_offset + 1, shard.noted_through, rows)
+        _count(taken, self._now_ms())
 
 
 def _count(taken: Sequence[Taken], now_ms: int) -> None:

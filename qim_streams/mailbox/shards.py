@@ -56,6 +56,7 @@ class Shard:
     floor: int  # what tables say is done: pages and W are durable up to here
     pushed_through: int  # recipients of everything up to here were looked up
     buried_through: int  # poison up to here was set aside
+    noted_through: int = -1  # everything up to here is done; durable with the next checkpoint
     unsure: bool = False  # the outcome of the last store call is unknown: read W back
 
     @property

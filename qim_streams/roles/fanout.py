@@ -69,7 +69,7 @@ def build_fanout(settings: Settings | None = None) -> FanoutWorker:
             await redis.ping()
 
     app.add_resource(opened, redis.aclose)
-    lanes = app.add_source(OUTBOX_TOPIC, SourceRole(service.start_position, service.handle))
+    lanes = app.add_source(OUTBOX_TOPIC, SourceRole(service.start_position, service.handle, checkpoint=service.checkpoint))
     add_standard_pages(app)
     add_table_views(app, [(conversation_progress.VIEW, table, settings.outbox_partitions)])
     return FanoutWorker(app, lanes, table)

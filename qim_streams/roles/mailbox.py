@@ -144,6 +144,7 @@ def build_mailbox(settings: Settings | None = None) -> MailboxWorker:
             lambda shard: role.service.start_position(shard),
             lambda batch: role.service.handle(batch),
             lambda shards: role.service.release(shards),
+            lambda shard: role.service.checkpoint(shard),
         ),
     )
     add_standard_pages(app)

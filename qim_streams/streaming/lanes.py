@@ -1,14 +1,17 @@
 """Lanes: one worker task per partition and assignment, in order, acknowledged only when done.
 
-A lane takes what is queued (up to `batch_records_max`), hands it to the role as one `SourceBatch`, and
-acknowledges the chunks in order when the handler has returned. Transient failures are retried in place,
-with jittered delays and a bound, while the partition stays unacknowledged and heartbeats go on; any
-other failure ends the process.
+A lane takes what is queued (up to `batch_records_max`) and hands it to the role as one `SourceBatch`. A
+role without a `checkpoint` has made the batch durable when its handler returns, and the chunks are
+acknowledged. A role with one keeps its position for a while: after `checkpoint_s`, after
+`checkpoint_records_max` records and when the lane stops, `checkpoint` makes the position durable and then
+everything handled before is acknowledged, in order. Transient failures are retried in place, with
+jittered delays and a bound, while the partition stays unacknowledged and heartbeats go on; any other
+failure ends the process.
 
 Invariants: within a lane positions are contiguous, from the start position that the role itself named
 (a chunk that does not continue the last one ends the process: it means that a record was lost between
-the broker and here); at most one batch of a lane is in flight; a lane that was stopped handles and
-acknowledges nothing more.
+the broker and here); at most one batch of a lane is in flight, and never beside a checkpoint; a lane that
+was stopped handles nothing more, and acknowledges only what its last checkpoint covers.
 
 Spec: §5 (order), §14.2 (expected_previous as read).
 """
@@ -74,6 +77,7 @@ class SourceBatch:
 StartPosition = Callable[[int], Awaitable[int]]
 Handler = Callable[[SourceBatch], Awaitable[None]]
 Release = Callable[[frozenset[int]], Awaitable[None]]
+Checkpoint = Callable[[int], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +86,16 @@ class SourceRole:
 
     `start_position(partition)` names the next offset to process (0: nothing was processed yet); it is
     asked at each assignment, may wait for a lease, and is cancelled when the partition is revoked.
-    `handle(batch)` returns when everything the batch causes is durable. `on_released(partitions)` is
-    called after the lanes of an assignment have stopped and their offsets were committed, before the
-    group goes on; it shares their deadline.
+    `handle(batch)` returns when everything the batch causes is durable; `checkpoint(partition)`, if given,
+    when the position after all batches handled so far is, too: what it does not cover is handed out again
+    after a crash. `on_released(partitions)` is called after the lanes of an assignment have stopped and
+    their offsets were committed, before the group goes on; it shares their deadline.
     """
 
     start_position: StartPosition
     handle: Handler
     on_released: Release | None = None
+    checkpoint: Checkpoint | None = None
     transient: tuple[type[Exception], ...] = ()
 
     def is_transient(self, error: BaseException) -> bool:
@@ -102,13 +108,17 @@ class _Lane:
 
     __slots__ = (
         "closed",
+        "due",
         "epoch",
         "events",
+        "handled",
+        "handled_records",
         "next_offset",
         "partition",
         "previous",
         "queued",
         "task",
+        "timer",
         "wake",
     )
 
@@ -117,6 +127,10 @@ class _Lane:
         self.next_offset, self.previous = start, previous
         self.events: deque[Any] = deque()
         self.queued = 0
+        self.handled: list[Any] = []  # events that wait for a checkpoint
+        self.handled_records = 0
+        self.due = False  # what was handled has waited long enough for a checkpoint
+        self.timer: asyncio.TimerHandle | None = None
         self.closed = False
         self.wake = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
@@ -217,12 +231,15 @@ class PartitionLanes:
         where = f"{self.source.topic}[{lane.partition}]"
         try:
             while not lane.closed:
-                if not lane.events:
+                if self._checkpoint_is_due(lane):
+                    await self._checkpoint(lane)
+                elif not lane.events:
                     lane.wake.clear()
                     await lane.wake.wait()
-                    continue
-                await self._turn(lane)
-                await asyncio.sleep(0)  # a handler that never waits must not starve the heartbeat
+                else:
+                    await self._turn(lane)
+                    await asyncio.sleep(0)  # a handler that never waits must not starve the heartbeat
+            await self._checkpoint(lane)
         except asyncio.CancelledError:
             if not lane.closed:
                 die(f"{where}: the lane was cancelled while open")
@@ -241,16 +258,48 @@ class PartitionLanes:
         )
         loop = asyncio.get_running_loop()
         started = loop.time()
-        if not await self._handle(lane, batch, started):
+        where = f"{batch.topic}[{batch.partition}]: offsets {batch.first_offset} to {batch.last_offset}"
+        if not await self._retrying(lane, lambda: self.role.handle(batch), where):
             self._dropped.inc()
             return
         lane.previous = batch.last_offset
-        for event in events:
-            event.ack()
+        if self.role.checkpoint is None:
+            for event in events:
+                event.ack()
+        else:
+            self._await_checkpoint(lane, events, len(records))
         self._seconds.observe(loop.time() - started)
         self._records.observe(len(records))
         self._ok.inc()
         self._settle(lane, len(records))
+
+    # -- checkpoints
+
+    def _await_checkpoint(self, lane: _Lane, events: list[Any], count: int) -> None:
+        if not lane.handled:
+            lane.due = False
+            lane.timer = asyncio.get_running_loop().call_later(self.spec.checkpoint_s, _make_due, lane)
+        lane.handled += events
+        lane.handled_records += count
+
+    def _checkpoint_is_due(self, lane: _Lane) -> bool:
+        return bool(lane.handled) and (
+            lane.due or lane.handled_records >= self.spec.checkpoint_records_max
+        )
+
+    async def _checkpoint(self, lane: _Lane) -> None:
+        """Make the lane's position durable and acknowledge what it covers; nothing to do, nothing done."""
+        checkpoint = self.role.checkpoint
+        if checkpoint is None or not lane.handled:
+            return
+        if lane.timer is not None:
+            lane.timer.cancel()
+        what = f"{self.source.topic}[{lane.partition}]: the checkpoint at {lane.previous}"
+        if not await self._retrying(lane, lambda: checkpoint(lane.partition), what):
+            return
+        handled, lane.handled, lane.handled_records = lane.handled, [], 0
+        for event in handled:
+            event.ack()
 
     def _take(self, lane: _Lane) -> tuple[list[Any], list[Any]]:
         event = lane.events.popleft()
@@ -274,29 +323,22 @@ class PartitionLanes:
         ):
             self._full.discard(lane.partition)
 
-    async def _handle(self, lane: _Lane, batch: SourceBatch, started: float) -> bool:
-        """Run the handler, retrying transient failures; False when the lane was closed meanwhile."""
-        attempt = 0
+    async def _retrying(self, lane: _Lane, call: Callable[[], Awaitable[None]], what: str) -> bool:
+        """Run `call`, retrying transient failures; False when the lane was closed meanwhile."""
+        loop = asyncio.get_running_loop()
+        started, attempt = loop.time(), 0
         while True:
             try:
-                await self.role.handle(batch)
+                await call()
             except Exception as error:
-                waited = asyncio.get_running_loop().time() - started
+                waited = loop.time() - started
                 if not self.role.is_transient(error) or waited >= self.spec.retry_total_s:
                     raise
                 if lane.closed:
                     return False
                 self._retries.inc()
                 if attempt == 0:
-                    log.warning(
-                        "%s[%d]: offsets %d to %d wait: %s: %s",
-                        batch.topic,
-                        batch.partition,
-                        batch.first_offset,
-                        batch.last_offset,
-                        type(error).__name__,
-                        error,
-                    )
+                    log.warning("%s waits: %s: %s", what, type(error).__name__, error)
                 if await self._pause(lane, attempt):
                     return False
                 attempt += 1
@@ -317,3 +359,8 @@ class PartitionLanes:
             except TimeoutError:
                 return False
         return True
+
+
+def _make_due(lane: _Lane) -> None:
+    lane.due = True
+    lane.wake.set()

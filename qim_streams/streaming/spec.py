@@ -59,6 +59,8 @@ class AppSpec:
     chunk_records_max: int = 500
     batch_records_max: int = 1_000
     lane_records_max: int = 4_096
+    checkpoint_s: float = 0.5  # longest time between a batch and the durable position after it
+    checkpoint_records_max: int = 4_000
 
     drain_timeout_s: float = 12.0
     retry_total_s: float = 120.0
@@ -165,6 +167,14 @@ def _problems(spec: AppSpec) -> list[str]:
         (
             spec.lane_records_max >= spec.batch_records_max >= 1,
             "lane_records_max: must hold a batch (batch_records_max); raise it",
+        ),
+        (
+            1 <= spec.checkpoint_records_max <= 10_000,
+            "checkpoint_records_max: must be 1 to 10000, what a page of progress may hold",
+        ),
+        (
+            0 <= spec.checkpoint_s <= spec.drain_timeout_s,
+            "checkpoint_s: must not exceed drain_timeout_s; lower it",
         ),
         (spec.fetch_wait_ms >= 1, "fetch_wait_ms: must be at least 1"),
         (

@@ -64,10 +64,10 @@ class ShardMachine(RuleBasedStateMachine):
 
     # -- the rules: every one makes sure that there is a worker and something to do
 
-    @rule(things=THING_LISTS, count=st.integers(1, 6), data=st.data())
-    def work(self, things: list[str], count: int, data: st.DataObject) -> None:
+    @rule(things=THING_LISTS, count=st.integers(1, 6), checkpoint=st.booleans(), data=st.data())
+    def work(self, things: list[str], count: int, checkpoint: bool, data: st.DataObject) -> None:
         self.prepare(things, data)
-        if self.run_async(self.try_work(count, 1)):
+        if self.run_async(self.try_work(count, 1, checkpoint)):
             assert self.lossy
             self.worker = None
         elif not self.lossy:
@@ -79,15 +79,23 @@ class ShardMachine(RuleBasedStateMachine):
         at=st.integers(0, 9),
         kind=KINDS,
         attempts=st.integers(1, 2),
+        checkpoint=st.booleans(),
         data=st.data(),
     )
     def work_badly(
-        self, things: list[str], count: int, at: int, kind: str, attempts: int, data: st.DataObject
+        self,
+        things: list[str],
+        count: int,
+        at: int,
+        kind: str,
+        attempts: int,
+        checkpoint: bool,
+        data: st.DataObject,
     ) -> None:
         """The `at`-th call of the batch fails, before or after it was done."""
         self.prepare(things, data)
         self.world.faults.arm(at, kind)
-        died = self.run_async(self.try_work(count, attempts))
+        died = self.run_async(self.try_work(count, attempts, checkpoint))
         self.world.faults.arm(None, "crash_before")
         self.notice()
         if died:
@@ -142,12 +150,16 @@ class ShardMachine(RuleBasedStateMachine):
         if self.lossy and min(await self.world.watermark()) >= worker.leases.served[SHARD].floor:
             self.lossy = False
 
-    async def try_work(self, count: int, attempts: int) -> bool:
+    async def try_work(self, count: int, attempts: int, checkpoint: bool) -> bool:
         """One batch with retries, as a lane does it; True when the worker died."""
         assert self.worker is not None
+        handled = False
         for _ in range(attempts):
             try:
-                await self.worker.work(count)
+                if not handled:
+                    handled = await self.worker.work(count, checkpoint=False) or True
+                if checkpoint:
+                    await self.worker.checkpoint()
             except StoreUnavailable:
                 continue
             except Crash:
@@ -224,6 +236,7 @@ class ShardMachine(RuleBasedStateMachine):
         assert self.worker is not None
         while await self.worker.work(4):
             pass
+        await self.worker.checkpoint()
         self.lossy = False
         await self.check()
         end = self.world.log[-1].offset if self.world.log else -1
@@ -288,7 +301,7 @@ async def _page_before_entries(self: MailboxMaterialiser, batch: Any) -> None:
     taken = service.take(batch.records, SHARD, lambda wanted: self._progress.seen(SHARD, wanted))
     taken, records = await self._address(taken)
     await self._bury(shard, taken)
-    await self._finish(shard, batch, taken)
+    self._note(shard, batch, taken)
     await self._writer.write(shard, records)
 
 
@@ -299,7 +312,7 @@ async def _push_before_w(self: MailboxMaterialiser, batch: Any) -> None:
     taken, records = await self._address(taken)
     await self._pusher.push(shard, records)
     await self._writer.write(shard, records)
-    await self._finish(shard, batch, taken)
+    self._note(shard, batch, taken)
 
 
 async def _bury_nothing(self: MailboxMaterialiser, shard: Shard, taken: Sequence[Taken]) -> None:

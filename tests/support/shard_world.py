@@ -245,6 +245,7 @@ class Worker:
         )
         self.next_offset = 0
         self.previous = -1
+        self.unsettled = False
 
     async def start(self) -> None:
         """Take the shard over and find the start position."""
@@ -253,12 +254,21 @@ class Worker:
         self.previous = self.next_offset - 1
         self.world.store.grant(SHARD, self.leases.served[SHARD].epoch)
 
-    async def work(self, count: int) -> bool:
+    async def checkpoint(self) -> None:
+        """What the lane does every now and then, and when it stops."""
+        if self.unsettled:
+            await self.service.checkpoint(SHARD)
+            self.unsettled = False
+
+    async def work(self, count: int, *, checkpoint: bool = True) -> bool:
         """Handle up to `count` records; False when there are none. Retries are the caller's."""
         records = [one for one in self.world.log if one.offset >= self.next_offset][:count]
         if not records:
             return False
         await self.service.handle(Batch(SHARD, records, self.previous))
+        self.unsettled = True
+        if checkpoint:
+            await self.checkpoint()
         self.previous, self.next_offset = records[-1].offset, records[-1].offset + 1
         return True
 

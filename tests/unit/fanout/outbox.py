@@ -143,3 +143,4 @@ class Bench:
     async def handle(self, *records: Record, partition: int = 0) -> None:
         """Handle a batch."""
         await self.coordinator.handle(Batch(partition, records, records[0].offset - 1))
+        await self.coordinator.checkpoint(partition)

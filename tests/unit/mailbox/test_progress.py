@@ -17,8 +17,10 @@ def row(offset: int) -> DoneDispatch:
 
 
 async def page(progress: DispatchProgress, first: int, last: int, now_ms: int = 0) -> None:
-    progress.write_page(P, first, last, [row(offset) for offset in range(first, last + 1)], now_ms)
+    progress.note(P, first, last, [row(offset) for offset in range(first, last + 1)])
+    progress.write_page(P, now_ms)
     await progress.barrier(P)
+    progress.settle(P)
 
 
 async def recovered(table: MemoryTable, retention_ms: int = 7 * DAY) -> DispatchProgress:
@@ -62,12 +64,41 @@ async def test_only_pages_above_the_mark_are_indexed_again() -> None:
     assert (known(progress, 3), known(progress, 4), known(progress, 12)) == (None, 4, 12)
 
 
+async def test_notes_are_known_at_once_and_become_one_page() -> None:
+    table = MemoryTable()
+    progress = await recovered(table)
+    progress.note(P, 0, 2, [row(0), row(2)])
+    progress.note(P, 3, 7, [row(5)])
+    assert [known(progress, offset) for offset in (0, 1, 2, 5)] == [0, None, 2, 5]
+    assert known(await recovered(table), 5) is None, "notes are memory"
+    assert progress.write_page(P, 0) == 7
+    await progress.barrier(P)
+    progress.settle(P)
+    assert progress.write_page(P, 0) is None, "nothing was noted since"
+    elsewhere = DispatchProgress(table.elsewhere(), DAY)
+    assert await elsewhere.recover(P) == 7
+    assert [known(elsewhere, offset) for offset in (0, 1, 2, 5)] == [0, None, 2, 5]
+
+
+async def test_a_page_that_failed_is_written_again() -> None:
+    table = MemoryTable()
+    progress = await recovered(table)
+    progress.note(P, 0, 4, [row(3)])
+    progress.write_page(P, 0)
+    table.crash(P)
+    assert progress.write_page(P, 1) == 4
+    await progress.barrier(P)
+    progress.settle(P)
+    assert known(await recovered(table.elsewhere()), 3) == 3
+
+
 async def test_the_newest_page_is_sent_again() -> None:
     """A worker died between its disk and the log; the next owner must know its ids all the same."""
     table = MemoryTable()
     progress = await recovered(table)
     await page(progress, 0, 4)
-    progress.write_page(P, 5, 9, [row(7)], 0)
+    progress.note(P, 5, 9, [row(7)])
+    progress.write_page(P, 0)
     table.crash(P)
     assert known(await recovered(table.elsewhere()), 7) is None
     await recovered(table)
@@ -131,7 +162,9 @@ async def test_an_id_that_came_again_after_its_time_stays() -> None:
     table = MemoryTable()
     progress = await recovered(table, retention_ms=DAY)
     await page(progress, 0, 1, now_ms=0)
-    progress.write_page(P, 2, 3, [row(0)._replace(offset=2)], 2 * DAY)
+    progress.note(P, 2, 3, [row(0)._replace(offset=2)])
+    progress.write_page(P, 2 * DAY)
+    progress.settle(P)
     await page(progress, 4, 5, now_ms=2 * DAY)
     assert known(progress, 0) == 2
     assert known(await recovered(table.elsewhere()), 0) == 2

@@ -5,9 +5,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from qim_streams.errors import RecordError, StoreUnavailable
+from qim_streams.errors import Outcome, RecordError, StoreUnavailable
 from qim_streams.streaming.lanes import PartitionLanes, SourceBatch, SourceRole
 from qim_streams.streaming.spec import SourceSpec
+from tests.support.waiting import eventually
 from tests.unit.streaming.fakes import Died, chunk, event, settle, spec
 
 Handle = Callable[[SourceBatch], Awaitable[None]]
@@ -280,3 +281,89 @@ async def test_a_lane_opens_once(exits: list[int]) -> None:
     with pytest.raises(Died):
         lanes.open(0, 1, 0, -1)
     await lanes.stop(deadline())
+
+
+# -- checkpoints
+
+
+class Checkpoints:
+    """A role that keeps its position: what was handled, and which checkpoints were taken after what."""
+
+    def __init__(self) -> None:
+        self.handled: list[int] = []
+        self.taken: list[int] = []
+        self.failures = 0
+
+    async def handle(self, batch: SourceBatch) -> None:
+        self.handled += [record.offset for record in batch.records]
+
+    async def checkpoint(self, _: int) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise StoreUnavailable("the log does not answer", Outcome.UNKNOWN)
+        self.taken.append(self.handled[-1])
+
+    def lanes(self, **changes: object) -> PartitionLanes:
+        """Lanes of source `in` with this role."""
+        role = SourceRole(_zero, self.handle, checkpoint=self.checkpoint)
+        return PartitionLanes(spec(**changes), SourceSpec("in", 4), role)
+
+
+async def test_nothing_is_acked_before_its_checkpoint() -> None:
+    role, acks = Checkpoints(), list[int]()
+    lanes = role.lanes(checkpoint_s=10.0, checkpoint_records_max=12)
+    lanes.open(0, 1, 0, -1)
+    for first in range(0, 10, 5):
+        lanes.offer(event(chunk(first, first + 4), acks))
+    await settle(lambda: len(role.handled) == 10)
+    assert (role.taken, acks) == ([], [])
+    lanes.offer(event(chunk(10, 14), acks))
+    await settle(lambda: acks == [4, 9, 14])
+    assert role.taken == [14]
+    await lanes.stop(deadline())
+    assert role.taken == [14], "nothing was handled since"
+
+
+async def test_a_checkpoint_comes_when_no_record_does() -> None:
+    role, acks = Checkpoints(), list[int]()
+    lanes = role.lanes(checkpoint_s=0.01)
+    lanes.open(0, 1, 0, -1)
+    lanes.offer(event(chunk(0, 4), acks))
+    await eventually(lambda: acks == [4], 5.0, "a checkpoint")
+    lanes.offer(event(chunk(5, 6), acks))
+    await eventually(lambda: acks == [4, 6], 5.0, "the next one")
+    assert role.taken == [4, 6]
+    await lanes.stop(deadline())
+
+
+async def test_a_lane_that_stops_takes_its_last_checkpoint() -> None:
+    """A clean hand-over leaves nothing to do twice."""
+    role, acks = Checkpoints(), list[int]()
+    lanes = role.lanes(checkpoint_s=10.0)
+    lanes.open(0, 1, 0, -1)
+    lanes.offer(event(chunk(0, 4), acks))
+    await settle(lambda: role.handled)
+    await lanes.stop(deadline())
+    assert (role.taken, acks) == ([4], [4])
+
+
+async def test_a_checkpoint_that_fails_is_taken_again() -> None:
+    role, acks = Checkpoints(), list[int]()
+    role.failures = 2
+    lanes = role.lanes(checkpoint_s=0.01)
+    lanes.open(0, 1, 0, -1)
+    lanes.offer(event(chunk(0, 4), acks))
+    await eventually(lambda: acks == [4], 5.0, "the third try")
+    await lanes.stop(deadline())
+
+
+async def test_a_stop_does_not_wait_for_a_checkpoint_that_fails() -> None:
+    """What it would have covered is handed out again to the next owner."""
+    role, acks = Checkpoints(), list[int]()
+    role.failures = 1_000
+    lanes = role.lanes(checkpoint_s=10.0)
+    lanes.open(0, 1, 0, -1)
+    lanes.offer(event(chunk(0, 4), acks))
+    await settle(lambda: role.handled)
+    await lanes.stop(deadline())
+    assert acks == []
