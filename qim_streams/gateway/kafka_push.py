@@ -12,6 +12,7 @@ Spec: §6.
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from aiokafka.structs import TopicPartition
 from qim_streams.errors import RecordError, StoreUnavailable
 from qim_streams.gateway.metrics import GatewayCounters
 from qim_streams.records import PushBatch, decode_push
+from qim_streams.streaming.pacing import FetchPace, Hold
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +50,7 @@ class PushReader:
     ) -> None:
         self._brokers, self._topic, self._client_id = brokers, topic, client_id
         self._deliver, self._on_gap, self._counters = deliver, on_gap, counters
+        self._pace = FetchPace(Hold(1, FETCH_WAIT_MS))
         self._consumer: Any = None
         self._task: asyncio.Task[None] | None = None
 
@@ -98,6 +101,7 @@ class PushReader:
             try:
                 found = await self._consumer.getmany(place, timeout_ms=POLL_MS, max_records=RECORDS_MAX)
                 records = found.get(place, ())
+                self._hold(len(records))
                 if records:
                     await self._deliver(self._decoded(records))
             except OffsetOutOfRangeError:
@@ -109,6 +113,11 @@ class PushReader:
                 # One batch is lost for the live streams; fills and pulls have it all the same.
                 log.exception("a push batch could not be delivered")
                 self._on_gap()
+
+    def _hold(self, records: int) -> None:
+        fetcher = self._consumer._fetcher
+        # Read by aiokafka for each request.
+        fetcher._fetch_min_bytes, fetcher._fetch_max_wait_ms = self._pace.note(records, time.monotonic())
 
     def _decoded(self, records: Sequence[Any]) -> list[PushBatch]:
         batches = []

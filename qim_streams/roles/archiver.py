@@ -31,6 +31,7 @@ from qim_streams.streaming.web import Page, add_page, add_standard_pages
 
 ROLE = "history-archiver"
 OUTBOX_TOPIC = "qim.outbox.v1"
+FETCH_BYTES, FETCH_WAIT_MS = 256 * 1024, 100
 
 
 class ArchiverWorker(NamedTuple):
@@ -90,7 +91,8 @@ def build_archiver(settings: Settings | None = None) -> ArchiverWorker:
     settings = settings or load_settings()
     declared = topics.load()
     spec = AppSpec.from_settings(settings, ROLE, [OUTBOX_TOPIC], declared)
-    app = build_app(replace(spec, retry_total_s=math.inf))
+    # Nobody waits for ARCHIVED: few large writes, each of them synced to disk, instead of many small ones.
+    app = build_app(replace(spec, retry_total_s=math.inf, fetch_min_bytes=FETCH_BYTES, fetch_wait_ms=FETCH_WAIT_MS))
     letters = declared.resolve_for(settings)[DEAD_LETTER_TOPIC].partitions
     sink = DeadLetterSink(app.log_producer, ROLE, letters, now_ms)
     role = _ArchiverRole(settings, PoisonLetters(sink))

@@ -3,7 +3,7 @@
 What differs from Faust's own thread:
 
 * the fetch wait and minimum size are set (Faust hard-codes 1.5 s, which stalls a hot partition behind
-  an idle long poll);
+  an idle long poll) and follow the load (`pacing`);
 * an empty set of partitions fetches nothing (aiokafka reads it as "all of them");
 * every seek of a partition carries a number, and what a fetch drained is tagged with the number of the
   last seek that had been carried out in this thread, so that the other side knows for certain whether
@@ -17,6 +17,7 @@ Spec: §11 rule 1.
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
@@ -26,6 +27,8 @@ from aiokafka.structs import OffsetAndMetadata, TopicPartition
 from faust.transport.drivers import aiokafka as driver
 from faust.types import TP
 from mode.threads import MethodQueue
+
+from qim_streams.streaming.pacing import FetchPace, Hold
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +52,8 @@ class StreamConsumerThread(driver.AIOKafkaConsumerThread):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._seek_numbers: dict[TP, int] = {}
+        spec = self.app.stream_spec
+        self._pace = FetchPace(Hold(spec.fetch_min_bytes, spec.fetch_wait_ms))
         self.assignments = 0  # counted in the thread, before the main thread hears of one
 
     def _create_worker_consumer(self, transport: Any) -> aiokafka.AIOKafkaConsumer:
@@ -125,6 +130,9 @@ class StreamConsumerThread(driver.AIOKafkaConsumerThread):
             raise ConsumerStoppedError
         with fetcher._subscriptions.fetch_context():
             drained = await fetcher.fetched_records(partitions, timeout=timeout_s, max_records=None)
+        hold = self._pace.note(sum(map(len, drained.values())), time.monotonic())
+        # Read by aiokafka for each request.
+        fetcher._fetch_min_bytes, fetcher._fetch_max_wait_ms = hold
         numbers = self._seek_numbers
         return [
             Drained(TP(tp.topic, tp.partition), numbers.get(tp, 0), records)
