@@ -20,9 +20,9 @@ from typing import Any
 from redis import exceptions as redis_errors
 
 from qim_streams.commit import keys
-from qim_streams.commit.script_pipe import ScriptPipe
 from qim_streams.errors import InvariantViolation
 from qim_streams.redis_tier import Script, translate, type_args
+from qim_streams.script_pipe import ScriptPipe
 
 STALE, ROLLED_BACK = "STALE_CALL", "ROLLED_BACK"
 

@@ -1,11 +1,12 @@
 """FanoutCoordinator: from Outbox records to exactly one GroupDispatch per target shard.
 
-A batch of one Outbox partition goes through these steps; each is durable before the next begins:
+Batches of any number of Outbox partitions go through these steps together; each is durable before the next
+begins:
 
 1. decode; tell new, repeated, forged and poison records apart;
 2. the shards of each message's membership version, pinned by the commit that allocated its seq;
 3. poison to the dead letters;
-4. append all dispatches, in Outbox order, and wait for all acknowledgements;
+4. append all dispatches, in Outbox order per partition, and wait for all acknowledgements;
 5. `checkpoint`, after several batches: the page in ``conversation_progress``, the Outbox offset up to
    which everything is dispatched.
 
@@ -29,7 +30,7 @@ from qim_streams.fanout.plan import OutboxMessage, ShardMap, encode_plan, read_o
 from qim_streams.fanout.progress import ConversationProgress
 from qim_streams.fanout.recent import RecentMessages, Verdict
 from qim_streams.fanout.versions import MembershipVersions
-from qim_streams.log_ports import LogAppender, LogBatch, LogRecord, Outgoing, Poison, PoisonSink
+from qim_streams.log_ports import LogAppender, LogBatch, Outgoing, Poison, PoisonSink
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ Planned = tuple[OutboxMessage, ShardMap]
 
 
 class FanoutCoordinator:
-    """The fan-out stage of one worker. One `handle` per partition at a time."""
+    """The fan-out stage of one worker. A partition is in one `handle` or `checkpoint` at a time."""
 
     def __init__(
         self,
@@ -67,68 +68,73 @@ class FanoutCoordinator:
         self._buried.pop(partition, None)
         return self._progress.read(partition) + 1
 
-    async def handle(self, batch: LogBatch) -> None:
-        """Make the dispatches of `batch` durable (see the module text)."""
+    async def handle(self, batches: Sequence[LogBatch]) -> None:
+        """Make the dispatches of `batches`, one per partition, durable (see the module text)."""
         failpoints.hit("fanout.outbox_polled")
-        messages, poison = self._decode(batch)
+        messages: list[OutboxMessage] = []
+        poison: list[Poison] = []
+        for batch in batches:
+            self._decode(batch, messages, poison)
         verdicts = self._recent.judge(messages)
-        todo = [
-            one for one, verdict in zip(messages, verdicts, strict=True) if verdict in _DISPATCHED_VERDICTS
-        ]
-        poison += [
-            self._poisoned(
-                one.partition, _record_of(batch, one.offset), "its message_id was used with other content"
-            )
-            for one, verdict in zip(messages, verdicts, strict=True)
-            if verdict is Verdict.FORGED
-        ]
+        todo = []
+        for one, verdict in zip(messages, verdicts, strict=True):
+            if verdict in _DISPATCHED_VERDICTS:
+                todo.append(one)
+            elif verdict is Verdict.FORGED:
+                poison.append(self._poisoned(batches, one, "its message_id was used with other content"))
         planned: list[Planned] = []
         for one, shards in zip(todo, await self._versions.load(todo), strict=True):
             if shards is None:
                 metrics.ALARMS.labels("version_missing").inc()
-                record = _record_of(batch, one.offset)
-                poison.append(self._poisoned(one.partition, record, "its membership version is unknown"))
+                poison.append(self._poisoned(batches, one, "its membership version is unknown"))
             else:
                 planned.append((one, shards))
         failpoints.hit("fanout.membership_pinned")
-        await self._bury(batch.partition, poison)
+        if poison:
+            await self._bury(poison)
         count = await self._append(planned)
         failpoints.hit("fanout.all_appended")
         self._recent.remember([one for one, _ in planned])
-        self._dispatched[batch.partition] = batch.records[-1].offset
+        for batch in batches:
+            self._dispatched[batch.partition] = batch.records[-1].offset
         _count(planned, verdicts, poison, count, self._now_ms())
 
-    async def checkpoint(self, partition: int) -> None:
-        """Make durable up to which offset `partition` is dispatched."""
-        self._progress.write(partition, self._dispatched[partition], self._now_ms())
-        await self._progress.barrier(partition)
+    async def checkpoint(self, partitions: Sequence[int]) -> None:
+        """Make durable up to which offsets `partitions` are dispatched."""
+        now_ms = self._now_ms()
+        for partition in partitions:
+            self._progress.write(partition, self._dispatched[partition], now_ms)
+        for partition in partitions:
+            await self._progress.barrier(partition)
 
-    def _decode(self, batch: LogBatch) -> tuple[list[OutboxMessage], list[Poison]]:
-        messages, poison = [], []
+    def _decode(self, batch: LogBatch, messages: list[OutboxMessage], poison: list[Poison]) -> None:
         for record in batch.records:
             try:
                 messages.append(
                     read_outbox(record, batch.partition, self._outbox_partitions, self._mailbox_shards)
                 )
             except RecordError as error:
-                poison.append(self._poisoned(batch.partition, record, str(error)))
-        return messages, poison
+                poison.append(Poison(self._outbox_topic, batch.partition, record, str(error)))
 
-    def _poisoned(self, partition: int, record: LogRecord, cause: str) -> Poison:
-        return Poison(self._outbox_topic, partition, record, cause)
+    def _poisoned(self, batches: Sequence[LogBatch], one: OutboxMessage, cause: str) -> Poison:
+        batch = next(batch for batch in batches if batch.partition == one.partition)
+        record = next(record for record in batch.records if record.offset == one.offset)
+        return Poison(self._outbox_topic, one.partition, record, cause)
 
-    async def _bury(self, partition: int, poison: Sequence[Poison]) -> None:
+    async def _bury(self, poison: Sequence[Poison]) -> None:
         """Set poison aside, once per offset unless the process dies in between."""
-        after = self._buried.get(partition, -1)
+        buried = self._buried
         found = sorted(
-            (one for one in poison if one.record.offset > after), key=lambda one: one.record.offset
+            (one for one in poison if one.record.offset > buried.get(one.partition, -1)),
+            key=lambda one: (one.partition, one.record.offset),
         )
         if not found:
             return
         for one in found[:5]:
-            log.error("outbox[%d]: poison at offset %d: %s", partition, one.record.offset, one.cause)
+            log.error("outbox[%d]: poison at offset %d: %s", one.partition, one.record.offset, one.cause)
         await self._poison.send(found)
-        self._buried[partition] = found[-1].record.offset
+        for one in found:
+            buried[one.partition] = one.record.offset
 
     async def _append(self, planned: Sequence[Planned]) -> int:
         """Append all dispatches in order, acknowledged; how many there were."""
@@ -162,10 +168,6 @@ def _parts(outgoing: Iterator[Outgoing]) -> Iterator[list[Outgoing]]:
             part = []
     if part:
         yield part
-
-
-def _record_of(batch: LogBatch, offset: int) -> LogRecord:
-    return next(record for record in batch.records if record.offset == offset)
 
 
 def _count(

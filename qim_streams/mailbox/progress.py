@@ -104,7 +104,8 @@ class DispatchProgress:
         rows = self._table.local(partition).read_many([_ID + one for one in dispatch_ids])
         if state is None or not state.noted:
             return [None if row is None else decode_seen(row) for row in rows]
-        noted, found = state.noted, []
+        noted = state.noted
+        found: list[Seen | None] = []
         for one, row in zip(dispatch_ids, rows, strict=True):
             if row is not None:
                 found.append(decode_seen(row))

@@ -27,6 +27,7 @@ from qim_streams.mailbox import watermark as rule
 from qim_streams.mailbox.entries import check_size
 from qim_streams.mailbox.ports import EntryGroup, StoredEntry, WatermarkState
 from qim_streams.redis_tier import RedisClient, Script, translated
+from qim_streams.script_pipe import ScriptPipe
 
 _ID_OFFSET = 1
 _FIELD = b"e"
@@ -36,7 +37,7 @@ class RedisMailboxStore:
     """`MailboxStore` on the hot tier. Holds no state of its own; safe to share in one event loop."""
 
     def __init__(self, client: RedisClient, *, mailbox_entries_max: int = 0) -> None:
-        self._client = client
+        self._client, self._pipe = client, ScriptPipe(client)
         self._bound = mailbox_entries_max
         self._write = Script.load("qim_streams.mailbox", "mailbox.lua")
         self._trim = Script.load("qim_streams.mailbox", "trim.lua")
@@ -83,7 +84,7 @@ class RedisMailboxStore:
         keys = (f"{{s:{shard}}}:epoch", f"{{s:{shard}}}:w")
         args = (epoch, before, after, record, count, self._bound, packed)
         async with translated(f"s:{shard}", epoch):
-            lanes, steps = await self._write.call(self._client, keys, args)
+            lanes, steps = await self._pipe.call(self._write, keys, args)
         return bytes(lanes), int(steps)
 
     async def watermarks(self, shards: Sequence[int]) -> list[WatermarkState]:

@@ -1,6 +1,7 @@
 """MailboxMaterialiser: from dispatch records to mailbox entries, W, and push.
 
-A batch of one shard goes through these steps; 1 to 5 in order, each durable before the next begins:
+Batches of any number of shards, one of each, go through these steps together; 1 to 5 in order, each durable
+before the next begins:
 
 1. decode; tell new, replayed, repeated and poison records apart (``intake``);
 2. load the members (``members``);
@@ -21,24 +22,25 @@ of is not written again, only its page; what it is behind of is written again (i
 Spec: §5, §6, §11, §14.
 """
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
 
 from qim_streams import failpoints
 from qim_streams.errors import InvariantViolation
+from qim_streams.joined import all_of
 from qim_streams.log_ports import LogBatch, Poison, PoisonSink
 from qim_streams.mailbox import metrics
 from qim_streams.mailbox import watermark as rule
 from qim_streams.mailbox.floors import WatermarkFloors
 from qim_streams.mailbox.intake import Kind, Taken, take
-from qim_streams.mailbox.members import Addressed, MemberBitmaps
+from qim_streams.mailbox.members import Addressed, MemberBitmaps, Members
 from qim_streams.mailbox.ports import MailboxStore
 from qim_streams.mailbox.progress import DispatchProgress
 from qim_streams.mailbox.shards import Shard, ShardLeases
 from qim_streams.mailbox.writer import EntryWriter
 from qim_streams.push.ports import Pusher
-from qim_streams.records import GroupDispatch
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +48,17 @@ LogEnd = Callable[[int], Awaitable[int]]
 _NOBODY: list[int] = []
 
 
+class _Work(NamedTuple):
+    """A batch on its way through the steps."""
+
+    shard: Shard
+    batch: LogBatch
+    taken: list[Taken]
+    records: list[Addressed]
+
+
 class MailboxMaterialiser:
-    """The mailbox stage of one worker. One `handle` per shard at a time; shards are independent."""
+    """The mailbox stage of one worker. A shard is in one `handle` or `checkpoint` at a time."""
 
     def __init__(
         self,
@@ -115,42 +126,48 @@ class MailboxMaterialiser:
 
     # -- a batch
 
-    async def handle(self, batch: LogBatch) -> None:
-        """Make everything that `batch` causes durable but its note (see the module text)."""
-        shard = self._leases.served[batch.partition]
+    async def handle(self, batches: Sequence[LogBatch]) -> None:
+        """Make everything that `batches` cause durable but their notes (see the module text)."""
         failpoints.hit("mailbox.dispatch_polled")
+        found = await self._intake(batches)
+        failpoints.hit("mailbox.bitmap_loaded")
+        for one in found:
+            await self._bury(one.shard, one.taken)
+        await all_of([self._writer.write(one.shard, one.records) for one in found])
+        await self._pusher.push([(one.shard, one.records) for one in found])
+        failpoints.hit("mailbox.pushed")
+        for one in found:
+            self._note(one)
+
+    async def _intake(self, batches: Sequence[LogBatch]) -> list[_Work]:
+        """What each record is, and whom it is for."""
+        work = []
+        for batch in batches:
+            shard = self._leases.served[batch.partition]
+            await self._check(shard, batch)
+            taken = take(batch.records, shard.shard, partial(self._progress.seen, shard.shard))
+            work.append((shard, batch, taken))
+        addressed = await self._address([taken for _, _, taken in work])
+        return [
+            _Work(shard, batch, *judged) for (shard, batch, _), judged in zip(work, addressed, strict=True)
+        ]
+
+    async def _check(self, shard: Shard, batch: LogBatch) -> None:
         await self._writer.settle(shard)
         if shard.coverage < batch.previous_offset:
             raise InvariantViolation(
                 f"shard {shard.shard}: W is {shard.coverage}, but {batch.previous_offset} was read before: "
                 "records in between would be covered without entries"
             )
-        taken = take(batch.records, shard.shard, lambda wanted: self._progress.seen(shard.shard, wanted))
-        taken, records = await self._address(taken)
-        failpoints.hit("mailbox.bitmap_loaded")
-        await self._bury(shard, taken)
-        await self._writer.write(shard, records)
-        await self._pusher.push(shard, records)
-        failpoints.hit("mailbox.pushed")
-        self._note(shard, batch, taken)
 
-    async def _address(self, taken: Sequence[Taken]) -> tuple[list[Taken], list[Addressed]]:
-        """Every record with its members; one whose members are gone becomes poison."""
-        dispatches: list[GroupDispatch] = [
-            one.dispatch for one in taken if one.dispatch is not None and one.is_done_here
-        ]
-        loaded = iter(await self._members.load(dispatches))
-        judged, records = [], []
-        for one in taken:
-            dispatch = one.dispatch if one.is_done_here else None
-            members = next(loaded) if dispatch is not None else _NOBODY
-            if members is None:
-                cause = "GroupDispatch: its member bitmap is not in the membership store"
-                metrics.ALARMS.labels("members_missing").inc()
-                one, dispatch, members = one._replace(kind=Kind.POISON, cause=cause), None, _NOBODY
-            judged.append(one)
-            records.append(Addressed(one.offset, dispatch, members))
-        return judged, records
+    async def _address(self, batches: Sequence[Sequence[Taken]]) -> list[tuple[list[Taken], list[Addressed]]]:
+        """Every record with its members, per batch; one whose members are gone becomes poison."""
+        loaded = iter(
+            await self._members.load(
+                [one.dispatch for taken in batches for one in taken if one.dispatch and one.is_done_here]
+            )
+        )
+        return [_addressed(taken, loaded) for taken in batches]
 
     async def _bury(self, shard: Shard, taken: Sequence[Taken]) -> None:
         """Set poison aside, once per offset unless the process dies in between."""
@@ -165,23 +182,44 @@ class MailboxMaterialiser:
         await self._poison.send([Poison(self._topic, shard.shard, one.record, one.cause) for one in found])
         shard.buried_through = found[-1].offset
 
-    async def checkpoint(self, partition: int) -> None:
-        """Make durable that everything handled so far is done: a page, and W as the tables know it."""
-        shard = self._leases.served[partition]
+    async def checkpoint(self, partitions: Sequence[int]) -> None:
+        """Make durable that everything handled so far is done: pages, and W as the tables know it."""
         now_ms = self._now_ms()
-        last = self._progress.write_page(partition, now_ms)
-        if last is not None and last >= shard.floor:
-            self._floors.write(partition, last, shard.epoch, now_ms)
-        await asyncio.gather(self._progress.barrier(partition), self._floors.barrier(partition))
-        self._progress.settle(partition)
-        shard.floor = max(shard.floor, shard.noted_through)
+        shards = [self._leases.served[partition] for partition in partitions]
+        for shard in shards:
+            last = self._progress.write_page(shard.shard, now_ms)
+            if last is not None and last >= shard.floor:
+                self._floors.write(shard.shard, last, shard.epoch, now_ms)
+        for shard in shards:  # all were sent above: the waits overlap
+            await self._progress.barrier(shard.shard)
+            await self._floors.barrier(shard.shard)
+        for shard in shards:
+            self._progress.settle(shard.shard)
+            shard.floor = max(shard.floor, shard.noted_through)
         failpoints.hit("mailbox.progress_marked")
 
-    def _note(self, shard: Shard, batch: LogBatch, taken: Sequence[Taken]) -> None:
+    def _note(self, work: _Work) -> None:
+        shard, taken = work.shard, work.taken
         rows = [one.done() for one in taken if one.is_done_here]
         shard.noted_through = taken[-1].offset
-        self._progress.note(shard.shard, batch.previous_offset + 1, shard.noted_through, rows)
+        self._progress.note(shard.shard, work.batch.previous_offset + 1, shard.noted_through, rows)
         _count(taken, self._now_ms())
+
+
+def _addressed(
+    taken: Sequence[Taken], loaded: Iterator[Members | None]
+) -> tuple[list[Taken], list[Addressed]]:
+    judged, records = [], []
+    for one in taken:
+        dispatch = one.dispatch if one.is_done_here else None
+        members = next(loaded) if dispatch is not None else _NOBODY
+        if members is None:
+            cause = "GroupDispatch: its member bitmap is not in the membership store"
+            metrics.ALARMS.labels("members_missing").inc()
+            one, dispatch, members = one._replace(kind=Kind.POISON, cause=cause), None, _NOBODY
+        judged.append(one)
+        records.append(Addressed(one.offset, dispatch, members))
+    return judged, records
 
 
 def _count(taken: Sequence[Taken], now_ms: int) -> None:

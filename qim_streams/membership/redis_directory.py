@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from redis import exceptions as redis_errors
 
 from qim_streams import limits
-from qim_streams.commit.script_pipe import ScriptPipe
 from qim_streams.errors import StoreError
 from qim_streams.lru import LruMap
 from qim_streams.placement import LANE_BITS, lane, lane_of_ordinal, ordinal_of
 from qim_streams.redis_tier import RedisClient, Script, translate, translated
+from qim_streams.script_pipe import ScriptPipe
 
 CACHE_MAX = 200_000
 

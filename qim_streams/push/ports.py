@@ -17,8 +17,8 @@ class Pusher(Protocol):
     async def attach(self, shard: Shard) -> None:
         """Learn who is online in `shard`; returns when the presence log was read to its end."""
 
-    async def push(self, shard: Shard, records: Sequence[Addressed]) -> None:
-        """Push the `records` above `shard.pushed_through`, and raise it. All of them are covered by W."""
+    async def push(self, work: Sequence[tuple[Shard, Sequence[Addressed]]]) -> None:
+        """Push the records of each shard above its `pushed_through`, and raise it. W covers all of them."""
 
     async def detach(self, shards: frozenset[int]) -> None:
         """Forget who is online in `shards`."""

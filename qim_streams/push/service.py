@@ -14,7 +14,7 @@ Spec: §6, §7.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NoReturn
 
 from qim_streams.errors import StoreUnavailable
@@ -23,7 +23,7 @@ from qim_streams.mailbox.members import Addressed
 from qim_streams.mailbox.shards import Shard
 from qim_streams.ownership.ports import LeaseStore
 from qim_streams.push import metrics
-from qim_streams.push.batches import Audiences, build_batches, find_audiences, ready_batches
+from qim_streams.push.batches import RECIPIENTS_MAX, Audiences, build_batches, find_audiences, ready_batches
 from qim_streams.push.bodies import CommonBodies
 from qim_streams.push.ports import Follower
 from qim_streams.push.presence import Device, DeviceBudget, EpochTable, OnlineDevices
@@ -93,28 +93,48 @@ class PushStage:
 
     # -- push
 
-    async def push(self, shard: Shard, records: Sequence[Addressed]) -> None:
+    async def push(self, work: Sequence[tuple[Shard, Sequence[Addressed]]]) -> None:
         """See `Pusher.push`. On an error `pushed_through` is where the failed part began."""
-        todo = [one for one in records if one.offset > shard.pushed_through]
-        online = self._online.get(shard.shard)
-        if online is None or not len(online):
-            if todo:
-                shard.pushed_through = todo[-1].offset
-        else:
+        found: list[tuple[Shard, Audiences]] = []
+        before: dict[int, tuple[Shard, int]] = {}
+        size = 0
+        for shard, records in work:
+            todo = [one for one in records if one.offset > shard.pushed_through]
+            online = self._online.get(shard.shard)
+            if online is None or not len(online):
+                if todo:
+                    shard.pushed_through = todo[-1].offset
+                continue
             for last, audiences in find_audiences(todo, online):
-                before, shard.pushed_through = shard.pushed_through, last
-                try:
-                    await self._push(shard, audiences)
-                except BaseException:
-                    shard.pushed_through = before
-                    raise
-        await self._tell_waiting(shard)
+                before.setdefault(shard.shard, (shard, shard.pushed_through))
+                shard.pushed_through = last
+                found.append((shard, audiences))
+                size += sum(len(one.recipients) for part in audiences.values() for one in part)
+                if size >= RECIPIENTS_MAX:
+                    await self._push(found, before)
+                    found, before, size = [], {}, 0
+        await self._push(found, before)
+        for shard, _ in work:
+            await self._tell_waiting(shard)
 
-    async def _push(self, shard: Shard, audiences: Audiences) -> None:
-        if not audiences:
+    async def _push(
+        self, found: Sequence[tuple[Shard, Audiences]], before: Mapping[int, tuple[Shard, int]]
+    ) -> None:
+        """Push to audiences of any number of shards with one read of bodies and one append."""
+        dispatches = [one.dispatch for _, parts in found for part in parts.values() for one in part]
+        if not dispatches:
             return
-        bodies = await self._bodies.load([one.dispatch for part in audiences.values() for one in part])
-        await self._append(build_batches(shard.shard, shard.epoch, audiences, bodies))
+        try:
+            bodies = await self._bodies.load(dispatches)
+            await self._append(
+                batch
+                for shard, audiences in found
+                for batch in build_batches(shard.shard, shard.epoch, audiences, bodies)
+            )
+        except BaseException:
+            for shard, through in before.values():
+                shard.pushed_through = through
+            raise
 
     async def _append(self, batches: Iterable[tuple[int, PushBatch]]) -> None:
         outgoing = []

@@ -16,7 +16,6 @@ from qim_streams.api.ports import ApiDeps, TokenMint
 from qim_streams.api.server import listen, serve
 from qim_streams.commit.calls import PartitionCalls
 from qim_streams.commit.rpc_client import WriterLinks
-from qim_streams.commit.script_pipe import ScriptPipe
 from qim_streams.errors import StoreUnavailable
 from qim_streams.gateway.tokens import mint_token
 from qim_streams.membership.commands import GroupCommand, GroupState
@@ -24,6 +23,7 @@ from qim_streams.membership.redis_store import RedisMembershipStore
 from qim_streams.ownership.redis_leases import RedisLeaseStore
 from qim_streams.redis_tier import RedisClient, connect, translated
 from qim_streams.roles.tracing import partition_of, tracing
+from qim_streams.script_pipe import ScriptPipe
 from qim_streams.settings import Settings
 from qim_streams.trace.model import MessageTrace
 from qim_streams.trace.service import OUTBOX, TraceDeps, TraceHint, trace_message

@@ -25,7 +25,8 @@ from qim_streams.settings import Settings, load_settings
 from qim_streams.streaming import topics
 from qim_streams.streaming.app import StreamApp, build_app
 from qim_streams.streaming.dead_letter import DEAD_LETTER_TOPIC, DeadLetterSink
-from qim_streams.streaming.lanes import PartitionLanes, SourceRole
+from qim_streams.streaming.lanes import PartitionLanes
+from qim_streams.streaming.source import SourceRole, one_by_one
 from qim_streams.streaming.spec import AppSpec
 from qim_streams.streaming.web import Page, add_page, add_standard_pages
 
@@ -92,12 +93,16 @@ def build_archiver(settings: Settings | None = None) -> ArchiverWorker:
     declared = topics.load()
     spec = AppSpec.from_settings(settings, ROLE, [OUTBOX_TOPIC], declared)
     # Nobody waits for ARCHIVED: few large writes, each of them synced to disk, instead of many small ones.
-    app = build_app(replace(spec, retry_total_s=math.inf, fetch_min_bytes=FETCH_BYTES, fetch_wait_ms=FETCH_WAIT_MS))
+    app = build_app(
+        replace(spec, retry_total_s=math.inf, fetch_min_bytes=FETCH_BYTES, fetch_wait_ms=FETCH_WAIT_MS)
+    )
     letters = declared.resolve_for(settings)[DEAD_LETTER_TOPIC].partitions
     sink = DeadLetterSink(app.log_producer, ROLE, letters, now_ms)
     role = _ArchiverRole(settings, PoisonLetters(sink))
     app.add_resource(role.open, role.close)
-    lanes = app.add_source(OUTBOX_TOPIC, SourceRole(role.start_position, role.handle, role.release))
+    lanes = app.add_source(
+        OUTBOX_TOPIC, SourceRole(role.start_position, one_by_one(role.handle), role.release)
+    )
     add_standard_pages(app)
     add_page(app, "/archive", lambda request: role.watermarks(settings.outbox_partitions))
     return ArchiverWorker(app, lanes)

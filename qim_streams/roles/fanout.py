@@ -19,7 +19,8 @@ from qim_streams.settings import Settings, load_settings
 from qim_streams.streaming import topics
 from qim_streams.streaming.app import StreamApp, build_app
 from qim_streams.streaming.dead_letter import DEAD_LETTER_TOPIC, DeadLetterSink
-from qim_streams.streaming.lanes import PartitionLanes, SourceRole
+from qim_streams.streaming.lanes import PartitionLanes
+from qim_streams.streaming.source import SourceRole
 from qim_streams.streaming.spec import AppSpec
 from qim_streams.streaming.table import AckedTable
 from qim_streams.streaming.web import add_standard_pages
@@ -69,7 +70,9 @@ def build_fanout(settings: Settings | None = None) -> FanoutWorker:
             await redis.ping()
 
     app.add_resource(opened, redis.aclose)
-    lanes = app.add_source(OUTBOX_TOPIC, SourceRole(service.start_position, service.handle, checkpoint=service.checkpoint))
+    lanes = app.add_source(
+        OUTBOX_TOPIC, SourceRole(service.start_position, service.handle, checkpoint=service.checkpoint)
+    )
     add_standard_pages(app)
     add_table_views(app, [(conversation_progress.VIEW, table, settings.outbox_partitions)])
     return FanoutWorker(app, lanes, table)

@@ -28,7 +28,6 @@ from qim_streams.archive.opening import open_archive_reader
 from qim_streams.commit.calls import PartitionCalls
 from qim_streams.commit.redis_store import RedisConversationStore
 from qim_streams.commit.rpc_client import WriterLinks
-from qim_streams.commit.script_pipe import ScriptPipe
 from qim_streams.errors import ConfigError
 from qim_streams.gateway.kafka_push import PushReader
 from qim_streams.gateway.metrics import GatewayCounters
@@ -51,6 +50,7 @@ from qim_streams.ownership.redis_leases import RedisLeaseStore
 from qim_streams.placement import outbox_partition
 from qim_streams.redis_tier import RedisClient, connect
 from qim_streams.runtime import now_ms
+from qim_streams.script_pipe import ScriptPipe
 from qim_streams.settings import Settings
 from qim_streams.streaming import topics
 from qim_streams.streaming.doubt import die

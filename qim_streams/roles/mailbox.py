@@ -10,7 +10,6 @@ from faust.types import TP
 
 from qim_streams.commit.calls import PartitionCalls
 from qim_streams.commit.redis_store import RedisConversationStore
-from qim_streams.commit.script_pipe import ScriptPipe
 from qim_streams.mailbox.floors import WatermarkFloors
 from qim_streams.mailbox.members import MemberBitmaps
 from qim_streams.mailbox.progress import DispatchProgress
@@ -28,12 +27,14 @@ from qim_streams.roles.log import StreamAppender
 from qim_streams.roles.poison import PoisonLetters
 from qim_streams.roles.tracing import partition_of
 from qim_streams.runtime import now_ms, settle_garbage_collection
+from qim_streams.script_pipe import ScriptPipe
 from qim_streams.settings import Settings, load_settings
 from qim_streams.streaming import topics
 from qim_streams.streaming.app import StreamApp, build_app
 from qim_streams.streaming.dead_letter import DEAD_LETTER_TOPIC, DeadLetterSink
 from qim_streams.streaming.doubt import die
-from qim_streams.streaming.lanes import PartitionLanes, SourceRole
+from qim_streams.streaming.lanes import PartitionLanes
+from qim_streams.streaming.source import SourceRole
 from qim_streams.streaming.spec import AppSpec
 from qim_streams.streaming.table import AckedTable
 from qim_streams.streaming.web import add_standard_pages
@@ -142,9 +143,9 @@ def build_mailbox(settings: Settings | None = None) -> MailboxWorker:
         DISPATCH_TOPIC,
         SourceRole(
             lambda shard: role.service.start_position(shard),
-            lambda batch: role.service.handle(batch),
+            lambda batches: role.service.handle(batches),
             lambda shards: role.service.release(shards),
-            lambda shard: role.service.checkpoint(shard),
+            lambda shards: role.service.checkpoint(shards),
         ),
     )
     add_standard_pages(app)

@@ -10,11 +10,11 @@ from functools import partial
 from qim_streams.archive.opening import open_archive_reader
 from qim_streams.commit.calls import PartitionCalls
 from qim_streams.commit.redis_store import RedisConversationStore
-from qim_streams.commit.script_pipe import ScriptPipe
 from qim_streams.mailbox.redis_store import RedisMailboxStore
 from qim_streams.membership.redis_reader import RedisMembershipReader
 from qim_streams.placement import outbox_partition
 from qim_streams.redis_tier import RedisClient, connect
+from qim_streams.script_pipe import ScriptPipe
 from qim_streams.settings import Settings
 from qim_streams.trace.kafka_log import KafkaLogReader
 from qim_streams.trace.service import TraceDeps

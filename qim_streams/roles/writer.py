@@ -29,7 +29,6 @@ from qim_streams.commit.redis_store import RedisConversationStore
 from qim_streams.commit.relay import OutboxRelay
 from qim_streams.commit.repair import OutboxRepair
 from qim_streams.commit.rpc_server import RpcServer
-from qim_streams.commit.script_pipe import ScriptPipe
 from qim_streams.commit.snapshots import MemberSnapshots
 from qim_streams.commit.writer import ConversationWriter, WriterLimits
 from qim_streams.errors import ConfigError
@@ -48,6 +47,7 @@ from qim_streams.ownership.redis_leases import RedisLeaseStore
 from qim_streams.placement import outbox_partition
 from qim_streams.redis_tier import RedisClient, connect
 from qim_streams.runtime import now_ms
+from qim_streams.script_pipe import ScriptPipe
 from qim_streams.settings import Settings
 from qim_streams.streaming import topics
 from qim_streams.streaming.doubt import die

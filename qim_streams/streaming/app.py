@@ -34,10 +34,11 @@ from qim_streams.errors import ConfigError, LogAppendError
 from qim_streams.streaming.consumer import StreamConsumer
 from qim_streams.streaming.datadir import DataDirLock
 from qim_streams.streaming.doubt import EXIT_CONFIG, die
-from qim_streams.streaming.lanes import PartitionLanes, SourceRole
+from qim_streams.streaming.lanes import PartitionLanes
 from qim_streams.streaming.producer import LogProducer, ProducerSpec
 from qim_streams.streaming.quiet import quiet_drivers
 from qim_streams.streaming.recovery import PromptTableManager
+from qim_streams.streaming.source import SourceRole
 from qim_streams.streaming.spec import AppSpec
 from qim_streams.streaming.table import AckedTable
 from qim_streams.streaming.topics import ensure_topics_or_exit

@@ -3,8 +3,9 @@
 It takes from Faust's consumer what loses or repeats records around a rebalance, and keeps the rest
 (group, changelog recovery, agents). Six points, each found by a run that failed without it:
 
-1. *Chunks.* `getmany` yields one message per partition slice of at most `chunk_records_max` records;
-   changelog topics pass one by one, as Faust's recovery expects.
+1. *Chunks.* `getmany` yields one message per fetch and source topic, with a chunk for each partition
+   slice of at most `chunk_records_max` records; changelog records pass one by one, as Faust's recovery
+   expects.
 2. *Own positions.* `positions[tp]` is the next offset to hand out. All are dropped first thing at a
    revocation and set only by a start (below). Records of a partition without one are early: dropped.
 3. *Starts.* After recovery every source partition is started by a task of its own: the role names the
@@ -39,7 +40,8 @@ from mode import Service
 
 from qim_streams.streaming import metrics
 from qim_streams.streaming.doubt import die
-from qim_streams.streaming.lanes import Chunk, PartitionLanes
+from qim_streams.streaming.lanes import PartitionLanes
+from qim_streams.streaming.source import Chunk
 from qim_streams.streaming.starts import LogRange, PartitionStarts
 from qim_streams.streaming.transport import Drained, StreamConsumerThread
 from qim_streams.streaming.watchdog import WATCH_INTERVAL_S, ConsumerWatch, PartitionView
@@ -112,9 +114,13 @@ class StreamConsumer(driver.Consumer):
     # -- points 1, 2, 4, 6: what is handed out
 
     async def getmany(self, timeout: float) -> AsyncIterator[tuple[TP, Any]]:
-        """Yield (partition, message); the value of a source's message is a `Chunk`."""
+        """Yield (partition, message); the value of a source's message is a tuple of `Chunk`.
+
+        It holds what a fetch brought of all partitions of the topic, and goes under the name of one.
+        """
         drained = await self._next_drained()
         epoch = self.epoch
+        found: dict[str, list[Chunk]] = {}
         for part in drained:
             if self.should_stop or not self._current(epoch):
                 return
@@ -127,15 +133,25 @@ class StreamConsumer(driver.Consumer):
                         return
                     yield part.tp, self._to_message(part.tp, record)
                 continue
-            for chunk in await self._chunks(part):
-                if not self._current(epoch):
-                    return
-                self.positions[part.tp] = chunk.records[-1].offset + 1
-                self.deliveries[part.tp] = self.deliveries.get(part.tp, 0) + 1
-                self._note("delivered")
-                message = self._to_message(part.tp, chunk.records[-1])
-                message.key, message.value = None, chunk
-                yield part.tp, message
+            found.setdefault(part.tp.topic, []).extend(await self._chunks(part))
+        for topic, chunks in found.items():
+            if self.should_stop or not self._current(epoch):
+                return
+            if chunks:
+                yield self._delivery(topic, chunks)
+
+    def _delivery(self, topic: str, chunks: list[Chunk]) -> tuple[TP, Any]:
+        """One message for all chunks of a fetch: what Faust does per message, it does once per fetch."""
+        for chunk in chunks:
+            tp = TP(topic, chunk.partition)
+            self.positions[tp] = chunk.records[-1].offset + 1
+            self.deliveries[tp] = self.deliveries.get(tp, 0) + 1
+        self.branches["delivered"] += len(chunks)
+        self._branch["delivered"].inc(len(chunks))
+        tp = TP(topic, chunks[-1].partition)
+        message = self._to_message(tp, chunks[-1].records[-1])
+        message.key, message.value = None, tuple(chunks)
+        return tp, message
 
     def _note(self, branch: str) -> None:
         self.branches[branch] += 1
@@ -200,7 +216,7 @@ class StreamConsumer(driver.Consumer):
         chunks = []
         for begin in range(0, len(records), size):
             piece = records[begin : begin + size]
-            chunks.append(Chunk(epoch, generation, at, hole_proved, piece))
+            chunks.append(Chunk(tp.partition, epoch, generation, at, hole_proved, piece))
             at, hole_proved = piece[-1].offset + 1, False
             # Offsets missing inside one answer are holes of the log: the broker left them out.
             following = begin + size
@@ -271,7 +287,9 @@ class StreamConsumer(driver.Consumer):
             return False
         self.positions[tp] = start
         self._committed[tp] = start
-        self.lanes[tp.topic].open(tp.partition, epoch, start, previous)
+        lanes, topic = self.lanes[tp.topic], tp.topic
+        lanes.acknowledge = lambda partition, offset: self.done(TP(topic, partition), offset)
+        lanes.open(tp.partition, epoch, start, previous)
         return await self.seek_source(tp, start)
 
     @property
@@ -283,15 +301,19 @@ class StreamConsumer(driver.Consumer):
     # -- point 5: acknowledgements, commits, drain
 
     def ack(self, message: Any) -> bool:
-        """Mark a chunk as done. Lanes call this in order, and never for an assignment that is over."""
+        """Faust's account of a message. For sources it says nothing: `done` does."""
         if not self.is_source(message.tp):
             return bool(super().ack(message))
         if message.acked:
             return False
         message.acked = True
         self._unacked_messages.discard(message)
-        self._processed[message.tp] = max(self._processed.get(message.tp, 0), message.offset + 1)
         return True
+
+    def done(self, tp: TP, offset: int) -> None:
+        """Everything of `tp` below `offset` is done. Lanes say this in order, and never for an assignment
+        that is over."""
+        self._processed[tp] = max(self._processed.get(tp, 0), offset)
 
     async def force_commit(self, topics: Any = None, start_new_transaction: bool = True) -> bool:
         """Commit what was acknowledged since the last commit. A failed commit is tried again later."""

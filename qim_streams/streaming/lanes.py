@@ -1,17 +1,25 @@
-"""Lanes: one worker task per partition and assignment, in order, acknowledged only when done.
+"""Lanes: the records of each assigned partition in order, swept together, acknowledged only when done.
 
-A lane takes what is queued (up to `batch_records_max`) and hands it to the role as one `SourceBatch`. A
-role without a `checkpoint` has made the batch durable when its handler returns, and the chunks are
-acknowledged. A role with one keeps its position for a while: after `checkpoint_s`, after
-`checkpoint_records_max` records and when the lane stops, `checkpoint` makes the position durable and then
-everything handled before is acknowledged, in order. Transient failures are retried in place, with
-jittered delays and a bound, while the partition stays unacknowledged and heartbeats go on; any other
-failure ends the process.
+A lane is the queue of one partition in one assignment. A *sweep* takes what is queued in every lane that
+is not being handled, up to `batch_records_max` records, and hands it to the role as one list of
+`SourceBatch`, one per partition: what a stage pays per call (a store's round trip, an append, a wake-up)
+it pays once per sweep and not once per partition. One sweep is in flight; records that come meanwhile make
+up the next one, so batches grow with the load and no timer delays anything. A sweep that takes longer than
+`OVERTAKE_S` (one huge record, a slow store) is overtaken: the lanes that it does not hold are swept beside
+it.
+
+A role without a `checkpoint` has made its batches durable when its handler returns, and they are
+acknowledged. A role with one keeps its positions for a while: after `checkpoint_s`, after
+`checkpoint_records_max` records and when the lanes stop, `checkpoint` makes the positions durable and then
+everything handled before is acknowledged.
+
+Transient failures are retried in place, with jittered delays and a bound, while the partitions stay
+unacknowledged and heartbeats go on; any other failure ends the process.
 
 Invariants: within a lane positions are contiguous, from the start position that the role itself named
 (a chunk that does not continue the last one ends the process: it means that a record was lost between
-the broker and here); at most one batch of a lane is in flight, and never beside a checkpoint; a lane that
-was stopped handles nothing more, and acknowledges only what its last checkpoint covers.
+the broker and here); a lane is in at most one sweep or checkpoint; lanes that were stopped handle nothing
+more, and acknowledge only what their last checkpoint covers.
 
 Spec: §5 (order), §14.2 (expected_previous as read).
 """
@@ -21,128 +29,63 @@ import logging
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
-from qim_streams.errors import Policy, policy_of
 from qim_streams.streaming import metrics
 from qim_streams.streaming.doubt import die
+from qim_streams.streaming.source import Acknowledge, Chunk, SourceBatch, SourceRole
 from qim_streams.streaming.spec import AppSpec, SourceSpec
 
 log = logging.getLogger(__name__)
 
+OVERTAKE_S: Final = 0.03
 _RETRY_FIRST_S: Final = 0.02
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Consecutive records of one partition as the consumer hands them out.
-
-    It covers the offsets from `from_offset` to its last record, all inclusive: offsets in between
-    without a record do not exist in the log. `hole_proved` says so for the ones before the first.
-    """
-
-    epoch: int
-    generation: int
-    from_offset: int
-    hole_proved: bool
-    records: list[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class SourceBatch:
-    """What a role's handler gets: records of one partition in offset order, none skipped.
-
-    `previous_offset` is the offset of the record read before the first one, or of the last one covered
-    by the start position (-1: none): the `expected_previous` of a watermark. Spec: §14.2.
-    """
-
-    topic: str
-    partition: int
-    generation: int
-    records: list[Any]  # aiokafka ConsumerRecord: key, value, offset, timestamp
-    previous_offset: int
-
-    @property
-    def first_offset(self) -> int:
-        """Offset of the first record."""
-        return int(self.records[0].offset)
-
-    @property
-    def last_offset(self) -> int:
-        """Offset of the last record."""
-        return int(self.records[-1].offset)
-
-
-StartPosition = Callable[[int], Awaitable[int]]
-Handler = Callable[[SourceBatch], Awaitable[None]]
-Release = Callable[[frozenset[int]], Awaitable[None]]
-Checkpoint = Callable[[int], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True)
-class SourceRole:
-    """What a role does with one of its sources.
-
-    `start_position(partition)` names the next offset to process (0: nothing was processed yet); it is
-    asked at each assignment, may wait for a lease, and is cancelled when the partition is revoked.
-    `handle(batch)` returns when everything the batch causes is durable; `checkpoint(partition)`, if given,
-    when the position after all batches handled so far is, too: what it does not cover is handed out again
-    after a crash. `on_released(partitions)` is called after the lanes of an assignment have stopped and
-    their offsets were committed, before the group goes on; it shares their deadline.
-    """
-
-    start_position: StartPosition
-    handle: Handler
-    on_released: Release | None = None
-    checkpoint: Checkpoint | None = None
-    transient: tuple[type[Exception], ...] = ()
-
-    def is_transient(self, error: BaseException) -> bool:
-        """Whether the same call may succeed later."""
-        return isinstance(error, self.transient) or policy_of(error) is Policy.RETRY
-
-
 class _Lane:
-    """The queue and task of one partition in one assignment."""
+    """The queue of one partition in one assignment."""
 
     __slots__ = (
-        "closed",
+        "busy",
+        "chunks",
         "due",
         "epoch",
-        "events",
-        "handled",
         "handled_records",
         "next_offset",
         "partition",
         "previous",
         "queued",
-        "task",
-        "timer",
-        "wake",
     )
 
     def __init__(self, partition: int, epoch: int, start: int, previous: int) -> None:
         self.partition, self.epoch = partition, epoch
         self.next_offset, self.previous = start, previous
-        self.events: deque[Any] = deque()
+        self.chunks: deque[Chunk] = deque()
         self.queued = 0
-        self.handled: list[Any] = []  # events that wait for a checkpoint
-        self.handled_records = 0
-        self.due = False  # what was handled has waited long enough for a checkpoint
-        self.timer: asyncio.TimerHandle | None = None
-        self.closed = False
-        self.wake = asyncio.Event()
-        self.task: asyncio.Task[None] | None = None
+        self.busy = False  # in a sweep or a checkpoint
+        self.handled_records = 0  # since the last checkpoint
+        self.due = False  # they have waited long enough
 
 
 class PartitionLanes:
-    """The lanes of one source topic. All methods run on the worker's event loop."""
+    """The lanes of one source topic. All methods run on the worker's event loop.
+
+    `acknowledge(partition, offset)` says that everything of a partition below `offset` is done; the
+    consumer sets it.
+    """
 
     def __init__(self, spec: AppSpec, source: SourceSpec, role: SourceRole) -> None:
         self.spec, self.source, self.role = spec, source, role
+        self.acknowledge: Acknowledge = lambda partition, offset: None
         self._lanes: dict[int, _Lane] = {}
         self._full: set[int] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = asyncio.Event()
+        self._swept_at = 0.0  # loop time at which the newest sweep began
+        self._sweeps = 0  # in flight
+        self._turn = 0  # where the next sweep begins: nobody is always last
+        self._overtake: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
         labels = (spec.role, source.topic)
         self._queued = metrics.QUEUED_RECORDS.labels(*labels)
         self._retries = metrics.RETRIES.labels(*labels)
@@ -161,35 +104,42 @@ class PartitionLanes:
         lane = self._lanes.get(partition)
         return lane.queued if lane else 0
 
+    def previous(self, partition: int) -> int:
+        """The last offset handled, or covered by the start position. KeyError without a lane."""
+        return self._lanes[partition].previous
+
+    # -- from the consumer
+
     def open(self, partition: int, epoch: int, start: int, previous: int) -> None:
         """Open the lane of `partition` for assignment `epoch`, the first record expected at `start`."""
         if partition in self._lanes:
             die(f"{self.source.topic}[{partition}]: a lane is open twice (assignment {epoch})")
-        lane = self._lanes[partition] = _Lane(partition, epoch, start, previous)
-        lane.task = asyncio.get_running_loop().create_task(
-            self._run(lane), name=f"lane-{self.source.topic}-{partition}"
-        )
+        self._lanes[partition] = _Lane(partition, epoch, start, previous)
 
     async def drain(self, stream: Any) -> None:
-        """The body of the role's agent: give every chunk to its lane. Returns when the stream ends."""
+        """The body of the role's agent: give every delivery to the lanes. Returns when the stream ends."""
         async for event in stream.noack().events():
             self.offer(event)
 
     def offer(self, event: Any) -> None:
-        """Queue the chunk of a stream event; a chunk of a closed assignment is dropped unacknowledged."""
-        chunk: Chunk = event.value
-        lane = self._lanes.get(event.message.partition)
-        if lane is None or lane.closed or lane.epoch != chunk.epoch:
+        """Queue the chunks of a stream event; those of a closed assignment are dropped unacknowledged."""
+        event.ack()  # Faust's account of its message; ours is kept per partition
+        for chunk in event.value:
+            self._queue(chunk)
+        self._sweep()
+
+    def _queue(self, chunk: Chunk) -> None:
+        lane = self._lanes.get(chunk.partition)
+        if lane is None or self._closing.is_set() or lane.epoch != chunk.epoch:
             self._dropped.inc()
             return
         self._check(lane, chunk)
         lane.next_offset = chunk.records[-1].offset + 1
-        lane.events.append(event)
+        lane.chunks.append(chunk)
         lane.queued += len(chunk.records)
         self._queued.inc(len(chunk.records))
         if lane.queued >= self.spec.lane_records_max:
             self._full.add(lane.partition)
-        lane.wake.set()
 
     def _check(self, lane: _Lane, chunk: Chunk) -> None:
         first = chunk.records[0].offset
@@ -203,128 +153,191 @@ class PartitionLanes:
             die(f"{where}: expected offset {chunk.from_offset}, got {first}, and no proof of a hole")
 
     async def stop(self, deadline: float) -> None:
-        """Close all lanes, drop what is queued, wait for batches in flight; exit at `deadline`.
+        """Close all lanes, drop what is queued, wait for what is in flight, take a last checkpoint.
 
-        `deadline` is a time of the event loop's clock and shared with the rest of the rebalance.
+        Exits at `deadline`, a time of the event loop's clock that is shared with the rest of the rebalance.
         """
-        lanes = list(self._lanes.values())
-        for lane in lanes:
-            lane.closed = True
-            lane.wake.set()
-        tasks = [lane.task for lane in lanes if lane.task is not None]
-        if tasks:
-            loop = asyncio.get_running_loop()
-            _, late = await asyncio.wait(tasks, timeout=max(0.0, deadline - loop.time()))
-            if late:
-                names = sorted(task.get_name() for task in late)
-                die(
-                    f"{len(late)} lanes did not finish their batch before the rebalance deadline: {names[:4]}"
-                )
-        for lane in lanes:
+        loop = asyncio.get_running_loop()
+        self._closing.set()
+        for timer in (self._overtake, self._timer):
+            if timer is not None:
+                timer.cancel()
+        self._overtake = self._timer = None
+        await self._finish(self._tasks, deadline)
+        rest = [lane for lane in self._lanes.values() if lane.handled_records]
+        if rest:
+            last = loop.create_task(self._guarded(self._take_checkpoint(rest), rest))
+            await self._finish({last}, deadline)
+        for lane in self._lanes.values():
             self._queued.dec(lane.queued)
         self._lanes.clear()
         self._full.clear()
+        self._closing = asyncio.Event()
 
-    # -- one lane
+    async def _finish(self, tasks: set[asyncio.Task[None]], deadline: float) -> None:
+        if not tasks:
+            return
+        left = max(0.0, deadline - asyncio.get_running_loop().time())
+        _, late = await asyncio.wait(set(tasks), timeout=left)
+        if late:
+            names = sorted(task.get_name() for task in late)
+            die(f"{len(late)} sweeps did not finish before the rebalance deadline: {names[:4]}")
 
-    async def _run(self, lane: _Lane) -> None:
-        where = f"{self.source.topic}[{lane.partition}]"
+    # -- sweeps
+
+    def _sweep(self) -> None:
+        """Sweep what is queued, unless the newest sweep has only just begun (then soon, or at its end)."""
+        if self._closing.is_set():
+            return
+        ready = [lane for lane in self._lanes.values() if lane.chunks and not lane.busy]
+        if not ready:
+            return
+        loop = asyncio.get_running_loop()
+        if self._sweeps:
+            wait_s = self._swept_at + OVERTAKE_S - loop.time()
+            if wait_s > 0:
+                if self._overtake is None:
+                    self._overtake = loop.call_later(wait_s, self._overtake_now)
+                return
+        lanes, batches = self._take(ready)
+        for lane in lanes:
+            lane.busy = True
+        self._swept_at = loop.time()
+        self._sweeps += 1
+        self._start(self._handle(lanes, batches), lanes)
+
+    def _overtake_now(self) -> None:
+        self._overtake = None
+        self._sweep()
+
+    def _start(self, work: Any, lanes: list[_Lane]) -> None:
+        name = f"{self.source.topic}{sorted(lane.partition for lane in lanes)}"
+        task = asyncio.get_running_loop().create_task(self._guarded(work, lanes), name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _take(self, ready: list[_Lane]) -> tuple[list[_Lane], list[SourceBatch]]:
+        """What is queued, up to the bound over all lanes, beginning with another lane each time."""
+        self._turn += 1
+        at = self._turn % len(ready)
+        lanes: list[_Lane] = []
+        batches: list[SourceBatch] = []
+        left = self.spec.batch_records_max
+        for lane in ready[at:] + ready[:at]:
+            first = lane.chunks[0]
+            if batches and len(first.records) > left:
+                continue
+            lane.chunks.popleft()
+            records = first.records
+            left -= len(records)
+            if lane.chunks and len(lane.chunks[0].records) <= left:
+                records = list(records)
+                while lane.chunks and len(lane.chunks[0].records) <= left:
+                    more = lane.chunks.popleft().records
+                    records += more
+                    left -= len(more)
+            lanes.append(lane)
+            batches.append(
+                SourceBatch(self.source.topic, lane.partition, first.generation, records, lane.previous)
+            )
+        return lanes, batches
+
+    async def _guarded(self, work: Awaitable[None], lanes: list[_Lane]) -> None:
+        where = f"{self.source.topic}{sorted(lane.partition for lane in lanes)}"
         try:
-            while not lane.closed:
-                if self._checkpoint_is_due(lane):
-                    await self._checkpoint(lane)
-                elif not lane.events:
-                    lane.wake.clear()
-                    await lane.wake.wait()
-                else:
-                    await self._turn(lane)
-                    await asyncio.sleep(0)  # a handler that never waits must not starve the heartbeat
-            await self._checkpoint(lane)
+            await work
         except asyncio.CancelledError:
-            if not lane.closed:
-                die(f"{where}: the lane was cancelled while open")
+            if not self._closing.is_set():
+                die(f"{where}: a sweep was cancelled while its lanes were open")
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, the process ends
-            die(f"{where}: handler failed at offset {lane.previous + 1} or above", error)
+            positions = {lane.partition: lane.previous + 1 for lane in lanes}
+            die(f"{where}: failed at or above the offsets {positions}", error)
 
-    async def _turn(self, lane: _Lane) -> None:
-        events, records = self._take(lane)
-        batch = SourceBatch(
-            topic=self.source.topic,
-            partition=lane.partition,
-            generation=events[0].value.generation,
-            records=records,
-            previous_offset=lane.previous,
-        )
+    async def _handle(self, lanes: list[_Lane], batches: list[SourceBatch]) -> None:
         loop = asyncio.get_running_loop()
         started = loop.time()
-        where = f"{batch.topic}[{batch.partition}]: offsets {batch.first_offset} to {batch.last_offset}"
-        if not await self._retrying(lane, lambda: self.role.handle(batch), where):
-            self._dropped.inc()
-            return
+        try:
+            what = f"{self.source.topic}{[(b.partition, b.first_offset, b.last_offset) for b in batches[:4]]}"
+            if not await self._retrying(lambda: self.role.handle(batches), what):
+                self._dropped.inc(len(batches))
+                return
+            for lane, batch in zip(lanes, batches, strict=True):
+                self._handled(lane, batch)
+            self._seconds.observe(loop.time() - started)
+            self._records.observe(sum(len(batch.records) for batch in batches))
+            self._ok.inc(len(batches))
+            due = [lane for lane in lanes if self._is_due(lane)]
+            if due:
+                await self._take_checkpoint(due)
+        finally:
+            self._sweeps -= 1
+            for lane in lanes:
+                lane.busy = False
+            self._sweep()
+
+    def _handled(self, lane: _Lane, batch: SourceBatch) -> None:
+        count = len(batch.records)
         lane.previous = batch.last_offset
         if self.role.checkpoint is None:
-            for event in events:
-                event.ack()
+            self.acknowledge(lane.partition, lane.previous + 1)
         else:
-            self._await_checkpoint(lane, events, len(records))
-        self._seconds.observe(loop.time() - started)
-        self._records.observe(len(records))
-        self._ok.inc()
-        self._settle(lane, len(records))
+            lane.handled_records += count
+            if self._timer is None and not self._closing.is_set():
+                self._timer = asyncio.get_running_loop().call_later(
+                    self.spec.checkpoint_s, self._checkpoints_due
+                )
+        lane.queued -= count
+        self._queued.dec(count)
+        if lane.partition in self._full and lane.queued <= self.spec.lane_records_max // 2:
+            self._full.discard(lane.partition)
 
     # -- checkpoints
 
-    def _await_checkpoint(self, lane: _Lane, events: list[Any], count: int) -> None:
-        if not lane.handled:
-            lane.due = False
-            lane.timer = asyncio.get_running_loop().call_later(self.spec.checkpoint_s, _make_due, lane)
-        lane.handled += events
-        lane.handled_records += count
-
-    def _checkpoint_is_due(self, lane: _Lane) -> bool:
-        return bool(lane.handled) and (
+    def _is_due(self, lane: _Lane) -> bool:
+        return lane.handled_records > 0 and (
             lane.due or lane.handled_records >= self.spec.checkpoint_records_max
         )
 
-    async def _checkpoint(self, lane: _Lane) -> None:
-        """Make the lane's position durable and acknowledge what it covers; nothing to do, nothing done."""
+    def _checkpoints_due(self) -> None:
+        """Lanes that are at rest take their checkpoint now, the others at the end of their sweep."""
+        self._timer = None
+        resting = []
+        for lane in self._lanes.values():
+            if lane.handled_records:
+                lane.due = True
+                if not lane.busy:
+                    resting.append(lane)
+        if resting:
+            for lane in resting:
+                lane.busy = True
+            self._start(self._checkpoint(resting), resting)
+
+    async def _checkpoint(self, lanes: list[_Lane]) -> None:
+        try:
+            await self._take_checkpoint(lanes)
+        finally:
+            for lane in lanes:
+                lane.busy = False
+            self._sweep()
+
+    async def _take_checkpoint(self, lanes: list[_Lane]) -> None:
+        """Make the positions of `lanes` durable and acknowledge what they cover."""
         checkpoint = self.role.checkpoint
-        if checkpoint is None or not lane.handled:
+        if checkpoint is None:
             return
-        if lane.timer is not None:
-            lane.timer.cancel()
-        what = f"{self.source.topic}[{lane.partition}]: the checkpoint at {lane.previous}"
-        if not await self._retrying(lane, lambda: checkpoint(lane.partition), what):
+        partitions = [lane.partition for lane in lanes]
+        what = f"{self.source.topic}{partitions}: the checkpoint"
+        if not await self._retrying(lambda: checkpoint(partitions), what):
             return
-        handled, lane.handled, lane.handled_records = lane.handled, [], 0
-        for event in handled:
-            event.ack()
+        for lane in lanes:
+            lane.handled_records, lane.due = 0, False
+            self.acknowledge(lane.partition, lane.previous + 1)
 
-    def _take(self, lane: _Lane) -> tuple[list[Any], list[Any]]:
-        event = lane.events.popleft()
-        events, records = [event], event.value.records
-        limit = self.spec.batch_records_max
-        if lane.events and len(records) + len(lane.events[0].value.records) <= limit:
-            records = list(records)
-            while lane.events and len(records) + len(lane.events[0].value.records) <= limit:
-                event = lane.events.popleft()
-                events.append(event)
-                records.extend(event.value.records)
-        return events, records
+    # -- retries
 
-    def _settle(self, lane: _Lane, count: int) -> None:
-        lane.queued -= count
-        self._queued.dec(count)
-        if (
-            lane.partition in self._full
-            and lane.queued <= self.spec.lane_records_max // 2
-            and not lane.closed
-        ):
-            self._full.discard(lane.partition)
-
-    async def _retrying(self, lane: _Lane, call: Callable[[], Awaitable[None]], what: str) -> bool:
-        """Run `call`, retrying transient failures; False when the lane was closed meanwhile."""
+    async def _retrying(self, call: Callable[[], Awaitable[None]], what: str) -> bool:
+        """Run `call`, retrying transient failures; False when the lanes were closed meanwhile."""
         loop = asyncio.get_running_loop()
         started, attempt = loop.time(), 0
         while True:
@@ -334,33 +347,22 @@ class PartitionLanes:
                 waited = loop.time() - started
                 if not self.role.is_transient(error) or waited >= self.spec.retry_total_s:
                     raise
-                if lane.closed:
+                if self._closing.is_set():
                     return False
                 self._retries.inc()
                 if attempt == 0:
                     log.warning("%s waits: %s: %s", what, type(error).__name__, error)
-                if await self._pause(lane, attempt):
+                if await self._pause(attempt):
                     return False
                 attempt += 1
             else:
                 return True
 
-    async def _pause(self, lane: _Lane, attempt: int) -> bool:
-        """Wait before a retry; True when the lane was closed instead."""
+    async def _pause(self, attempt: int) -> bool:
+        """Wait before a retry; True when the lanes were closed instead."""
         delay = min(self.spec.retry_delay_max_s, _RETRY_FIRST_S * 2 ** min(attempt, 16))
-        deadline = asyncio.get_running_loop().time() + delay * random.uniform(0.5, 1.0)
-        while not lane.closed:
-            lane.wake.clear()
-            left = deadline - asyncio.get_running_loop().time()
-            if left <= 0:
-                return False
-            try:
-                await asyncio.wait_for(lane.wake.wait(), left)
-            except TimeoutError:
-                return False
+        try:
+            await asyncio.wait_for(self._closing.wait(), delay * random.uniform(0.5, 1.0))
+        except TimeoutError:
+            return False
         return True
-
-
-def _make_due(lane: _Lane) -> None:
-    lane.due = True
-    lane.wake.set()

@@ -18,7 +18,7 @@ from faust.types import TP
 
 from qim_streams.streaming import metrics
 from qim_streams.streaming.doubt import die
-from qim_streams.streaming.lanes import SourceRole
+from qim_streams.streaming.source import SourceRole
 
 if TYPE_CHECKING:
     from qim_streams.streaming.consumer import StreamConsumer

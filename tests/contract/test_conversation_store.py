@@ -9,11 +9,11 @@ from qim_streams.commit.keys import base
 from qim_streams.commit.ports import CommitResult, CommitStatus, Confirmed
 from qim_streams.commit.redis_store import RedisConversationStore
 from qim_streams.commit.rules import NO_ID
-from qim_streams.commit.script_pipe import ScriptPipe
 from qim_streams.errors import FencedError, InvariantViolation, StoreError
 from qim_streams.membership.ports import MembershipChange
 from qim_streams.records import MessageRecord, decode_message
 from qim_streams.redis_tier import RedisClient
+from qim_streams.script_pipe import ScriptPipe
 from tests.support.hot_tier import (
     PARTITIONS,
     RETENTION_S,

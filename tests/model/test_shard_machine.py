@@ -295,24 +295,21 @@ async def _offset_minus_one(self: EntryWriter, shard: Shard, groups: list[Any], 
     shard.coverage = observed
 
 
-async def _page_before_entries(self: MailboxMaterialiser, batch: Any) -> None:
+async def _page_before_entries(self: MailboxMaterialiser, batches: Any) -> None:
     """The batch is written down as done, then done."""
-    shard = self._leases.served[batch.partition]
-    taken = service.take(batch.records, SHARD, lambda wanted: self._progress.seen(SHARD, wanted))
-    taken, records = await self._address(taken)
-    await self._bury(shard, taken)
-    self._note(shard, batch, taken)
-    await self._writer.write(shard, records)
+    work = (await self._intake(batches))[0]
+    await self._bury(work.shard, work.taken)
+    self._note(work)
+    await self.checkpoint([SHARD])
+    await self._writer.write(work.shard, work.records)
 
 
-async def _push_before_w(self: MailboxMaterialiser, batch: Any) -> None:
+async def _push_before_w(self: MailboxMaterialiser, batches: Any) -> None:
     """Push does not wait for W."""
-    shard = self._leases.served[batch.partition]
-    taken = service.take(batch.records, SHARD, lambda wanted: self._progress.seen(SHARD, wanted))
-    taken, records = await self._address(taken)
-    await self._pusher.push(shard, records)
-    await self._writer.write(shard, records)
-    self._note(shard, batch, taken)
+    work = (await self._intake(batches))[0]
+    await self._pusher.push([(work.shard, work.records)])
+    await self._writer.write(work.shard, work.records)
+    self._note(work)
 
 
 async def _bury_nothing(self: MailboxMaterialiser, shard: Shard, taken: Sequence[Taken]) -> None:

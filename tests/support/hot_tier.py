@@ -7,7 +7,6 @@ from qim_streams.commit.calls import PartitionCalls
 from qim_streams.commit.ports import CommitRequest, ConversationStore
 from qim_streams.commit.redis_store import RedisConversationStore
 from qim_streams.commit.rules import payload_digest
-from qim_streams.commit.script_pipe import ScriptPipe
 from qim_streams.membership.bitmaps import Seat, by_shard, changed
 from qim_streams.membership.ports import (
     Join,
@@ -25,6 +24,7 @@ from qim_streams.ownership.redis_leases import RedisLeaseStore
 from qim_streams.placement import outbox_partition
 from qim_streams.records import MessageRecord
 from qim_streams.redis_tier import RedisClient
+from qim_streams.script_pipe import ScriptPipe
 from qim_streams.testing.memory_membership import MemoryMembershipStore, MemoryOrdinalDirectory
 from qim_streams.testing.memory_tier import (
     MemoryCalls,

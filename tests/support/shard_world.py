@@ -187,13 +187,14 @@ class PushLog:
     async def attach(self, shard: Shard) -> None:
         """See the port."""
 
-    async def push(self, shard: Shard, records: Sequence[Addressed]) -> None:
+    async def push(self, work: Sequence[tuple[Shard, Sequence[Addressed]]]) -> None:
         """See the port."""
-        assert all(one.offset <= shard.coverage for one in records), "pushed before W covers it"
-        for one in records:
-            if one.dispatch is not None and one.offset > shard.pushed_through:
-                self.pushed.append((shard.epoch, one.offset))
-        shard.pushed_through = max(shard.pushed_through, records[-1].offset)
+        for shard, records in work:
+            assert all(one.offset <= shard.coverage for one in records), "pushed before W covers it"
+            for one in records:
+                if one.dispatch is not None and one.offset > shard.pushed_through:
+                    self.pushed.append((shard.epoch, one.offset))
+            shard.pushed_through = max(shard.pushed_through, records[-1].offset)
 
     async def detach(self, shards: frozenset[int]) -> None:
         """See the port."""
@@ -257,7 +258,7 @@ class Worker:
     async def checkpoint(self) -> None:
         """What the lane does every now and then, and when it stops."""
         if self.unsettled:
-            await self.service.checkpoint(SHARD)
+            await self.service.checkpoint([SHARD])
             self.unsettled = False
 
     async def work(self, count: int, *, checkpoint: bool = True) -> bool:
@@ -265,7 +266,7 @@ class Worker:
         records = [one for one in self.world.log if one.offset >= self.next_offset][:count]
         if not records:
             return False
-        await self.service.handle(Batch(SHARD, records, self.previous))
+        await self.service.handle([Batch(SHARD, records, self.previous)])
         self.unsettled = True
         if checkpoint:
             await self.checkpoint()

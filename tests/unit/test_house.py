@@ -103,7 +103,7 @@ DRIVER_HOMES = {
         "qim_streams.redis_tier",
         "*.redis_*",
         "qim_streams.commit.calls",
-        "qim_streams.commit.script_pipe",
+        "qim_streams.script_pipe",
     ),
     "confluent_kafka": ("qim_streams.streaming", "*.kafka_*", "qim_streams.embedded.kafka"),
     "aiokafka": ("qim_streams.streaming", "*.kafka_*", "qim_streams.push.presence_follower"),

@@ -16,8 +16,8 @@ from typing import Any
 from qim_streams.errors import RecordError, StoreUnavailable
 from qim_streams.streaming.app import StreamApp, build_app
 from qim_streams.streaming.dead_letter import DeadLetterSink
-from qim_streams.streaming.lanes import SourceBatch, SourceRole
 from qim_streams.streaming.producer import OutgoingRecord
+from qim_streams.streaming.source import SourceBatch, SourceRole, one_by_one
 from qim_streams.streaming.spec import AppSpec, SourceSpec
 from qim_streams.streaming.web import add_standard_pages
 
@@ -150,7 +150,9 @@ def build(config: WorkerConfig) -> StreamApp:
     )
     app = build_app(spec)
     role = PassThrough(app, config)
-    lanes = app.add_source(config.source, SourceRole(start_position=role.start_position, handle=role.handle))
+    lanes = app.add_source(
+        config.source, SourceRole(start_position=role.start_position, handle=one_by_one(role.handle))
+    )
     add_standard_pages(app)
     if config.hints:
         _add_hints(app, role)
@@ -164,7 +166,7 @@ def build(config: WorkerConfig) -> StreamApp:
 
 def _add_hints(app: StreamApp, role: PassThrough) -> None:
     topic = role.config.hint_source
-    hints = app.add_source(topic, SourceRole(role.first_hint, role.handle_hints))
+    hints = app.add_source(topic, SourceRole(role.first_hint, one_by_one(role.handle_hints)))
 
     @app.agent(app.source_topic(topic), concurrency=1, name="hints")
     async def read_hints(stream: Any) -> None:

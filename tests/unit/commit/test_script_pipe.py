@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from redis import exceptions as redis_errors
 
-from qim_streams.commit.script_pipe import PIPELINE_MAX, ScriptPipe
 from qim_streams.errors import FencedError, Outcome, StoreError, StoreUnavailable
 from qim_streams.redis_tier import Script, translate
+from qim_streams.script_pipe import PIPELINE_MAX, ScriptPipe
 
 SCRIPT = Script("return ARGV[1]")
 

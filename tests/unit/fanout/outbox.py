@@ -142,5 +142,5 @@ class Bench:
 
     async def handle(self, *records: Record, partition: int = 0) -> None:
         """Handle a batch."""
-        await self.coordinator.handle(Batch(partition, records, records[0].offset - 1))
-        await self.coordinator.checkpoint(partition)
+        await self.coordinator.handle([Batch(partition, records, records[0].offset - 1)])
+        await self.coordinator.checkpoint([partition])

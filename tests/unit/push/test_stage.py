@@ -141,10 +141,10 @@ async def test_devices_in_the_log_are_told_where_pushing_resumes(bench: Bench) -
 
 async def test_a_device_that_comes_is_told_and_then_pushed_to(bench: Bench) -> None:
     await bench.stage.attach(bench.shard)
-    await bench.stage.push(bench.shard, [to(11)])
+    await bench.stage.push([(bench.shard, [to(11)])])
     await bench.arrive(presence("ben", "phone", 1))
     assert bench.ready() == [PresenceReady(connection(1), 1, 11)]
-    await bench.stage.push(bench.shard, [to(12)])
+    await bench.stage.push([(bench.shard, [to(12)])])
     assert bench.pushed() == [(12, connection(1))]
     await bench.arrive(presence("ben", "phone", 1))
     assert [one.from_seq for one in bench.ready()] == [11, 12], "whoever asks again is answered again"
@@ -160,9 +160,9 @@ async def test_every_entry_above_from_seq_is_pushed_whenever_the_device_comes(be
         await bench.arrive(presence("ben", "phone", 1))
 
     bench.reader.hook = come
-    await bench.stage.push(bench.shard, [to(11), to(12)])
+    await bench.stage.push([(bench.shard, [to(11), to(12)])])
     bench.reader.hook = None
-    await bench.stage.push(bench.shard, [to(13)])
+    await bench.stage.push([(bench.shard, [to(13)])])
     (told,) = [one for one in bench.ready() if one.connection_id == connection(1)]
     mine = [seq for seq, who in bench.pushed() if who == connection(1)]
     assert mine == [seq for seq in (11, 12, 13) if seq > told.from_seq]
@@ -175,11 +175,11 @@ async def test_a_failed_push_is_done_again(bench: Bench) -> None:
     await bench.arrive(presence("ben", "phone", 1))
     bench.fail = 1
     with pytest.raises(StoreUnavailable):
-        await bench.stage.push(bench.shard, [to(11), to(12)])
+        await bench.stage.push([(bench.shard, [to(11), to(12)])])
     assert bench.shard.pushed_through == 10
-    await bench.stage.push(bench.shard, [to(11), to(12)])
+    await bench.stage.push([(bench.shard, [to(11), to(12)])])
     assert bench.pushed() == [(11, connection(1)), (12, connection(1))]
-    await bench.stage.push(bench.shard, [to(11), to(12)])
+    await bench.stage.push([(bench.shard, [to(11), to(12)])])
     assert len(bench.pushed()) == 2, "what was pushed is not pushed again"
     await bench.stage.close()
 
@@ -187,17 +187,17 @@ async def test_a_failed_push_is_done_again(bench: Bench) -> None:
 async def test_bodies_are_read_once_in_bulk(bench: Bench) -> None:
     await bench.stage.attach(bench.shard)
     await bench.arrive(presence("ben", "phone", 1), presence("ann", "web", 2))
-    await bench.stage.push(bench.shard, [to(11), to(12), to(13)])
+    await bench.stage.push([(bench.shard, [to(11), to(12), to(13)])])
     assert bench.reader.asked == [3]
     other = Shard(0, 9, 13, 13, 10, -1)
-    await bench.stage.push(other, [to(11), to(14)])
+    await bench.stage.push([(other, [to(11), to(14)])])
     assert bench.reader.asked == [3, 1]
     await bench.stage.close()
 
 
 async def test_nobody_online_reads_nothing(bench: Bench) -> None:
     await bench.stage.attach(bench.shard)
-    await bench.stage.push(bench.shard, [to(11), to(12)])
+    await bench.stage.push([(bench.shard, [to(11), to(12)])])
     assert (bench.reader.asked, bench.records, bench.shard.pushed_through) == ([], [], 12)
     await bench.stage.close()
 
@@ -207,7 +207,7 @@ async def test_a_body_that_the_hot_tier_lost_is_passed_over(bench: Bench) -> Non
     await bench.stage.attach(bench.shard)
     await bench.arrive(presence("ben", "phone", 1))
     bench.reader.missing = {11}
-    await bench.stage.push(bench.shard, [to(11), to(12)])
+    await bench.stage.push([(bench.shard, [to(11), to(12)])])
     assert bench.pushed() == [(12, connection(1))]
     assert bench.shard.pushed_through == 12
     await bench.stage.close()
@@ -221,7 +221,7 @@ async def test_nothing_is_promised_while_the_store_is_behind(bench: Bench) -> No
     await bench.arrive(presence("ann", "web", 2))
     assert bench.ready() == []
     bench.shard.coverage = 10
-    await bench.stage.push(bench.shard, [to(9), to(10)])
+    await bench.stage.push([(bench.shard, [to(9), to(10)])])
     assert {one.connection_id for one in bench.ready()} == {connection(1), connection(2)}
     assert bench.pushed() == [], "what was pushed before the store fell back is not pushed again"
     await bench.stage.close()
@@ -235,7 +235,7 @@ async def test_a_dead_gateways_devices_are_not_pushed_to(
     await bench.arrive(presence("ben", "phone", 1))
     await bench.hold(boot=2)  # the gateway was restarted: its lease has a new epoch
     await eventually(lambda: not bench.stage._online[0].live(), 5)
-    await bench.stage.push(bench.shard, [to(11)])
+    await bench.stage.push([(bench.shard, [to(11)])])
     assert bench.pushed() == []
     await bench.stage.close()
 
@@ -256,7 +256,7 @@ async def test_a_detached_shard_is_forgotten(bench: Bench) -> None:
     await bench.stage.detach(frozenset({0}))
     assert bench.follower.followed == set()
     await bench.arrive(presence("ann", "web", 2))
-    await bench.stage.push(bench.shard, [to(11)])
+    await bench.stage.push([(bench.shard, [to(11)])])
     assert bench.pushed() == []
     await bench.stage.close()
 
@@ -265,6 +265,6 @@ async def test_a_connection_shard_of_another_configuration_is_left_out(bench: Be
     await bench.hold(shard=9)
     await bench.stage.attach(bench.shard)
     await bench.arrive(presence("ben", "phone", 1, shard=9))
-    await bench.stage.push(bench.shard, [to(11)])
+    await bench.stage.push([(bench.shard, [to(11)])])
     assert bench.records == []
     await bench.stage.close()

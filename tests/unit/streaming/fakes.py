@@ -2,13 +2,13 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from faust.types import TP
 
-from qim_streams.streaming.lanes import Chunk
+from qim_streams.streaming.source import Chunk
 from qim_streams.streaming.spec import AppSpec, SourceSpec
 
 
@@ -44,26 +44,32 @@ class Message:
 
 @dataclass
 class Event:
-    """A stream event around a chunk; remembers the order of acknowledgements in `acks`."""
+    """A stream event around the chunks of a fetch."""
 
-    value: Chunk
+    value: tuple[Chunk, ...]
     message: Message
-    acks: list[int] = field(default_factory=list)
 
     def ack(self) -> bool:
-        self.acks.append(self.message.offset)
         return True
 
 
-def chunk(first: int, last: int, *, at: int | None = None, epoch: int = 1, proved: bool = False) -> Chunk:
+def chunk(
+    first: int,
+    last: int,
+    *,
+    at: int | None = None,
+    epoch: int = 1,
+    proved: bool = False,
+    partition: int = 0,
+) -> Chunk:
     """A chunk of the records first to last (inclusive)."""
-    records = [Record(offset) for offset in range(first, last + 1)]
-    return Chunk(epoch, 7, first if at is None else at, proved, records)
+    records = [Record(offset, partition) for offset in range(first, last + 1)]
+    return Chunk(partition, epoch, 7, first if at is None else at, proved, records)
 
 
-def event(content: Chunk, acks: list[int] | None = None, partition: int = 0) -> Event:
-    """A stream event of a chunk."""
-    return Event(content, Message(partition, content.records[-1].offset), acks if acks is not None else [])
+def event(*chunks: Chunk) -> Event:
+    """A stream event of the chunks of one fetch."""
+    return Event(chunks, Message(chunks[-1].partition, chunks[-1].records[-1].offset))
 
 
 def spec(**changes: Any) -> AppSpec:
