@@ -166,7 +166,7 @@ class PartitionLanes:
         await self._finish(self._tasks, deadline)
         rest = [lane for lane in self._lanes.values() if lane.handled_records]
         if rest:
-            last = loop.create_task(self._guarded(self._take_checkpoint(rest), rest))
+            last = loop.create_task(self._guarded(lambda: self._take_checkpoint(rest), rest))
             await self._finish({last}, deadline)
         for lane in self._lanes.values():
             self._queued.dec(lane.queued)
@@ -204,13 +204,13 @@ class PartitionLanes:
             lane.busy = True
         self._swept_at = loop.time()
         self._sweeps += 1
-        self._start(self._handle(lanes, batches), lanes)
+        self._start(lambda: self._handle(lanes, batches), lanes)
 
     def _overtake_now(self) -> None:
         self._overtake = None
         self._sweep()
 
-    def _start(self, work: Any, lanes: list[_Lane]) -> None:
+    def _start(self, work: Callable[[], Awaitable[None]], lanes: list[_Lane]) -> None:
         name = f"{self.source.topic}{sorted(lane.partition for lane in lanes)}"
         task = asyncio.get_running_loop().create_task(self._guarded(work, lanes), name=name)
         self._tasks.add(task)
@@ -242,10 +242,10 @@ class PartitionLanes:
             )
         return lanes, batches
 
-    async def _guarded(self, work: Awaitable[None], lanes: list[_Lane]) -> None:
+    async def _guarded(self, work: Callable[[], Awaitable[None]], lanes: list[_Lane]) -> None:
         where = f"{self.source.topic}{sorted(lane.partition for lane in lanes)}"
         try:
-            await work
+            await work()
         except asyncio.CancelledError:
             if not self._closing.is_set():
                 die(f"{where}: a sweep was cancelled while its lanes were open")
@@ -311,7 +311,7 @@ class PartitionLanes:
         if resting:
             for lane in resting:
                 lane.busy = True
-            self._start(self._checkpoint(resting), resting)
+            self._start(lambda: self._checkpoint(resting), resting)
 
     async def _checkpoint(self, lanes: list[_Lane]) -> None:
         try:

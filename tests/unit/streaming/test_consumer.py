@@ -11,7 +11,7 @@ from faust.types import TP
 from qim_streams.errors import StoreUnavailable
 from qim_streams.streaming.app import StreamApp, build_app
 from qim_streams.streaming.consumer import StreamConsumer
-from qim_streams.streaming.lanes import SourceBatch, SourceRole
+from qim_streams.streaming.source import SourceBatch, SourceRole, one_by_one
 from qim_streams.streaming.spec import SourceSpec
 from qim_streams.streaming.transport import Drained
 from tests.unit.streaming.fakes import Died, settle, spec
@@ -85,7 +85,9 @@ class World:
         self.released: list[frozenset[int]] = []
         self.gate: asyncio.Event | None = None
         self.app: StreamApp = build_app(spec(datadir=directory, chunk_records_max=3, **changes))
-        self.lanes = self.app.add_source("in", SourceRole(self.start_position, self.handle, self.on_released))
+        self.lanes = self.app.add_source(
+            "in", SourceRole(self.start_position, one_by_one(self.handle), self.on_released)
+        )
         self.app.finalize()
         self.consumer: StreamConsumer = self.app.consumer
         self.thread = FakeThread()
@@ -121,8 +123,9 @@ class World:
     async def delivered(self) -> list[tuple[TP, list[int]]]:
         """What one round of the consumer hands out."""
         return [
-            (tp, [record.offset for record in message.value.records])
-            async for tp, message in self.consumer.getmany(1.0)
+            (TP("in", chunk.partition), [record.offset for record in chunk.records])
+            async for _, message in self.consumer.getmany(1.0)
+            for chunk in message.value
         ]
 
 
@@ -191,15 +194,15 @@ async def test_the_same_answer_twice_proves_a_hole(world: World) -> None:
     assert await world.delivered() == []
     world.answer(P0, [7, 8])  # after the seek back
     [message] = [message async for _, message in world.consumer.getmany(1.0)]
-    assert (message.value.from_offset, message.value.hole_proved) == (5, True)
+    assert [(one.from_offset, one.hole_proved) for one in message.value] == [(5, True)]
     assert world.consumer.branches["hole"] == 1
 
 
 async def test_a_hole_inside_an_answer_needs_no_second_look(world: World) -> None:
     await begin(world, p0=0)
     world.answer(P0, [0, 1, 2, 5, 6])
-    messages = [message.value async for _, message in world.consumer.getmany(1.0)]
-    assert [(chunk.from_offset, chunk.hole_proved) for chunk in messages] == [(0, False), (3, True)]
+    [chunks] = [message.value async for _, message in world.consumer.getmany(1.0)]
+    assert [(chunk.from_offset, chunk.hole_proved) for chunk in chunks] == [(0, False), (3, True)]
 
 
 async def test_removed_records_are_not_a_hole(world: World, exits: list[int]) -> None:
@@ -312,7 +315,7 @@ async def test_a_lossy_source_goes_on_above_the_lost_range(tmp_path: Path) -> No
     world.starts[0] = 20
     world.consumer.starts.begin(1, [P0])
     await settle(lambda: world.consumer.positions.get(P0) == 33)
-    assert world.lanes._lanes[0].previous == 19  # the coverage point, as expected_previous
+    assert world.lanes.previous(0) == 19  # the coverage point, as expected_previous
     await world.consumer.quiesce("end of test")
 
 
