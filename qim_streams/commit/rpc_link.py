@@ -27,7 +27,8 @@ HEARTBEAT_S = 5.0
 
 
 class Call:
-    """A request of this process. `answer` is called exactly once, with the answer's fields or None.
+    """A request of this process. `answer(call, fields)` is called exactly once; the fields are None
+    when there was no answer.
 
     `handed`: it has left to a writer that has not answered yet. `unsure`: such a writer will never answer.
     """
@@ -52,7 +53,7 @@ class Call:
         partition: int,
         deadline_s: float,
         nbytes: int,
-        answer: Callable[[list[Any] | None], object],
+        answer: Callable[["Call", list[Any] | None], object],
     ) -> None:
         self.op, self.args, self.partition = op, args, partition
         self.deadline_s, self.nbytes, self.answer = deadline_s, nbytes, answer

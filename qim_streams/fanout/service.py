@@ -11,8 +11,8 @@ begins:
    which everything is dispatched.
 
 Then these batches may be acknowledged. A crash after any step repeats the batches since the last
-checkpoint: the dispatches have the same bytes, and the mailbox stage drops those that it has. `handle` may be called again after
-StoreUnavailable. A hole in conversation_seq raises an alarm and stops nothing.
+checkpoint: the dispatches have the same bytes, and the mailbox stage drops those that it has. `handle` may
+be called again after StoreUnavailable. A hole in conversation_seq raises an alarm and stops nothing.
 
 Two workers may believe that they own a partition (a paused one wakes): both append the same dispatches,
 each in order from a point that is not after the first one missing, so the first occurrences stay in order.

@@ -2,8 +2,9 @@
 
 What batches have done is noted in memory and goes as one page per checkpoint into the table
 ``dispatch_progress`` (changelog and RocksDB). An index from dispatch_id to its first offset lies beside it
-in the same RocksDB, without changelog; page and index entries are written in one RocksDB batch. At assignment the index is brought up to date from the pages
-above its own mark, so that a lost directory costs time and nothing else.
+in the same RocksDB, without changelog; page and index entries are written in one RocksDB batch. At
+assignment the index is brought up to date from the pages above its own mark, so that a lost directory costs
+time and nothing else.
 
 Why a record that is read again is not mistaken for a repeat: the index holds the offset of the first
 occurrence. The same offset is a replay and is processed; a higher one is a repeat and is dropped.

@@ -6,7 +6,7 @@ is not being handled, up to `batch_records_max` records, and hands it to the rol
 it pays once per sweep and not once per partition. One sweep is in flight; records that come meanwhile make
 up the next one, so batches grow with the load and no timer delays anything. A sweep that takes longer than
 `OVERTAKE_S` (one huge record, a slow store) is overtaken: the lanes that it does not hold are swept beside
-it.
+it. A sweep that fails goes on partition by partition, so that an outage holds only what it touches.
 
 A role without a `checkpoint` has made its batches durable when its handler returns, and they are
 acknowledged. A role with one keeps its positions for a while: after `checkpoint_s`, after
@@ -29,6 +29,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final
 
 from qim_streams.streaming import metrics
@@ -257,9 +258,14 @@ class PartitionLanes:
     async def _handle(self, lanes: list[_Lane], batches: list[SourceBatch]) -> None:
         loop = asyncio.get_running_loop()
         started = loop.time()
+        if len(batches) > 1 and not await self._at_once(batches):
+            self._sweeps += len(batches) - 1
+            for lane, batch in zip(lanes, batches, strict=True):
+                self._start(partial(self._handle, [lane], [batch]), [lane])
+            return
         try:
             what = f"{self.source.topic}{[(b.partition, b.first_offset, b.last_offset) for b in batches[:4]]}"
-            if not await self._retrying(lambda: self.role.handle(batches), what):
+            if len(batches) == 1 and not await self._retrying(lambda: self.role.handle(batches), what):
                 self._dropped.inc(len(batches))
                 return
             for lane, batch in zip(lanes, batches, strict=True):
@@ -275,6 +281,17 @@ class PartitionLanes:
             for lane in lanes:
                 lane.busy = False
             self._sweep()
+
+    async def _at_once(self, batches: list[SourceBatch]) -> bool:
+        """Handle several partitions in one call; False when that failed and may succeed later."""
+        try:
+            await self.role.handle(batches)
+        except Exception as error:
+            if not self.role.is_transient(error):
+                raise
+            self._retries.inc()
+            return False
+        return True
 
     def _handled(self, lane: _Lane, batch: SourceBatch) -> None:
         count = len(batch.records)

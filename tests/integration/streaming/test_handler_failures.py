@@ -55,9 +55,9 @@ def test_an_outage_is_waited_out_in_place(kafka: EmbeddedKafka, tmp_path: Path) 
     try:
         worker = pipeline.start("worker", outage_file=str(outage))
         pipeline.feed(400)
-        pipeline.wait_logged("worker", "wait: StoreUnavailable", pipeline.config.partitions)
+        pipeline.wait_logged("worker", "waits: StoreUnavailable", pipeline.config.partitions)
         guest = pipeline.start("guest", outage_file=str(outage))  # a rebalance in the middle of it
-        pipeline.wait_logged("guest", "wait: StoreUnavailable")
+        pipeline.wait_logged("guest", "waits: StoreUnavailable")
         assert all(offset <= 0 for offset in pipeline.committed().values())
         outage.unlink()
         pipeline.wait_processed()

@@ -386,6 +386,27 @@ async def test_a_sweep_is_bounded_and_nobody_is_always_last() -> None:
     await settle(lambda: role.release() or stopping.done())
 
 
+async def test_an_outage_of_one_partition_holds_no_other_one() -> None:
+    """T-A2: what was swept together is tried again apart."""
+    acks: list[int] = []
+    down = True
+
+    async def handle(batch: SourceBatch) -> None:
+        if batch.partition == 1 and down:
+            raise StoreUnavailable("the store of partition 1 is down")
+
+    lanes = lanes_with(handle, acks, retry_delay_max_s=0.001)
+    lanes.open(0, 1, 0, -1)
+    lanes.open(1, 1, 0, -1)
+    lanes.offer(event(chunk(0, 6, partition=1), chunk(0, 4)))
+    await eventually(lambda: acks == [4], 5.0, "partition 0")
+    lanes.offer(event(chunk(5, 5)))
+    await eventually(lambda: acks == [4, 5], 5.0, "partition 0 again")
+    down = False
+    await eventually(lambda: acks == [4, 5, 6], 5.0, "partition 1")
+    await lanes.stop(deadline())
+
+
 async def test_an_error_is_raised_when_every_call_has_ended() -> None:
     """A sweep that is tried again must not run beside its first try."""
     running: set[int] = set()
