@@ -25,4 +25,5 @@ DEVICES_MAX = 32  # devices of a user with a session; the one unseen for longest
 API_BODY_BYTES_MAX = 1024 * 1024  # a request to the admin API: 5,000 user ids fit
 API_CONNECTIONS_MAX = 64
 TOKEN_TTL_MAX_S = 30 * 86_400  # of an access token minted by the admin API
+EPOCH_BOUNDARIES_MAX = 1_000  # takeovers of a MailboxShard that old cursors are resolved through
 MEMBERSHIP_VERSION_RETENTION_MS = 16 * 86_400_000  # above Outbox (7 d) plus dispatch log (8 d)

@@ -75,6 +75,7 @@ class ClientSession:
         self.ready_tries = 0
         self.connection_id = 0
         self.session_epoch = 0
+        self._shard_epoch = 0  # the newest seen: cursors carry it
         self.feed: LiveFeed | None = None
         self.place = ("", -1)  # tenant and MailboxShard, once authenticated
         self._address: MailboxAddress | None = None
@@ -195,7 +196,7 @@ class ClientSession:
         if not self.is_open:
             return
         self._address, self._opening, self.session_epoch = address, opening, epoch
-        self.place = (tenant_id, shard)
+        self._shard_epoch, self.place = opening.here.shard_epoch, (tenant_id, shard)
         replaced = self._all.registry.add(self)
         if replaced is not None:
             self._all.counters.sessions_replaced += 1
@@ -270,6 +271,7 @@ class ClientSession:
         if not self.is_open:
             return
         failpoints.hit("gateway.mailbox_batch_partial")
+        self._shard_epoch = max(self._shard_epoch, result.shard_epoch)
         position = session.cover(frame.after_seq, result.covered_through_seq)
         cursor = None if position is None else self._cursor(position)
         encode = self._codec.encode_event
@@ -307,8 +309,7 @@ class ClientSession:
         self.feed.online()
 
     def _cursor(self, position: int) -> str:
-        assert self._opening is not None
-        return self._all.sync.cursor(self.address, self._opening.here, position)
+        return self._all.sync.cursor(self.address, self._shard_epoch, position)
 
     # -- requests to writers
 

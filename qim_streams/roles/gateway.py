@@ -57,7 +57,8 @@ from qim_streams.streaming.doubt import die
 from qim_streams.streaming.producer import LogProducer, OutgoingRecord, ProducerSpec
 from qim_streams.sync.cursor import CursorSigner
 from qim_streams.sync.pull import PullService
-from qim_streams.sync.service import SameLogBoundaries, SyncService
+from qim_streams.sync.redis_boundaries import RedisEpochBoundaries
+from qim_streams.sync.service import SyncService
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +146,7 @@ def compose(
         sync=SyncService(
             mailboxes,
             RedisShardEpochs(redis),
-            SameLogBoundaries(),
+            RedisEpochBoundaries(redis),
             CursorSigner(settings.secret("cursor_secret"), previous or None),
         ),
         pulls=PullService(mailboxes, hot, archive),

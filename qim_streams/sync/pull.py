@@ -47,12 +47,13 @@ class PulledEvent(NamedTuple):
 
 
 class PullResult(NamedTuple):
-    """A batch. `has_more`: covered_through_seq < up_to_seq."""
+    """A batch. `has_more`: covered_through_seq < up_to_seq. `shard_epoch`: the one that moved W there."""
 
     events: list[PulledEvent]
     covered_through_seq: int
     lane_watermark: int
     has_more: bool
+    shard_epoch: int
 
 
 class PullService:
@@ -84,13 +85,13 @@ class PullService:
         if up_to_seq > watermark:
             raise ProtocolError("PULL_OUT_OF_RANGE", f"up_to_seq is above {watermark}", field="up_to_seq")
         if after_seq >= up_to_seq:
-            return PullResult([], after_seq, watermark, False)
+            return PullResult([], after_seq, watermark, False, state.epoch)
         rows, through = await self._rows(address, after_seq, up_to_seq, limit_entries)
         trim = await self._trim(address)
         if after_seq < trim:
             raise _expired(trim)
         events, through = await self._events(address, rows, through, limit_bytes)
-        return PullResult(events, through, watermark, through < up_to_seq)
+        return PullResult(events, through, watermark, through < up_to_seq, state.epoch)
 
     async def _trim(self, address: MailboxAddress) -> int:
         return await self._mailboxes.trim_watermark(address.shard, address.tenant_id, address.ordinal)

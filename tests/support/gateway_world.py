@@ -48,7 +48,7 @@ from qim_streams.settings import Settings, load_settings
 from qim_streams.sync.cursor import CursorSigner
 from qim_streams.sync.ports import MailboxAddress
 from qim_streams.sync.pull import PullService
-from qim_streams.sync.service import SameLogBoundaries, SyncService
+from qim_streams.sync.service import SyncService
 from qim_streams.wire import MSGPACK, Codec
 from qim_streams.wire.events import common_body
 from qim_streams.wire.frames import Auth, AuthOk, Event, PullMailbox, PushEvents, SyncComplete
@@ -187,7 +187,8 @@ class GatewayWorld:
             "ping_interval_ms": 20_000,
         }
         self.settings: Settings = load_settings(**(values | overrides))
-        self.store, self.epochs = HookedStore(), Epochs()
+        self.store = HookedStore()
+        self.epochs = Epochs(self.store, range(self.settings.mailbox_shards))
         self.hot, self.archive = Bodies(), Bodies()
         self.ordinals, self.devices, self.writers = FakeOrdinals(), FakeDevices(), FakeWriters()
         self.presence_log, self.counters = PresenceRecords(), GatewayCounters()
@@ -195,8 +196,6 @@ class GatewayWorld:
         self.tails: dict[int, int] = {}
         self.written: dict[str, list[tuple[int, MessageRecord]]] = {}
         self.rng = random.Random(7)
-        for shard in range(self.settings.mailbox_shards):
-            self.store.grant(shard, self.epochs.epoch)
 
     # -- the gateway
 
@@ -216,7 +215,7 @@ class GatewayWorld:
             settings=self.settings,
             tokens=TokenVerifier.from_settings(self.settings),
             ordinals=self.ordinals,
-            sync=SyncService(self.store, self.epochs, SameLogBoundaries(), self.signer),
+            sync=SyncService(self.store, self.epochs, self.epochs, self.signer),
             pulls=PullService(self.store, self.hot, self.archive),
             devices=self.devices,
             writers=self.writers,
