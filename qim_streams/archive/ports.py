@@ -8,16 +8,24 @@ from dataclasses import dataclass
 from typing import Protocol
 
 RANGE_LIMIT_MAX = 1_000  # messages in one answer of `range`
+SEQ_MAX = 2**63 - 1  # of an archived message; a store may keep it as a signed number of 64 bits
+REVISION_MAX = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class ArchivedMessage:
-    """A MessageRecord's bytes with its address."""
+    """A MessageRecord's bytes with its address.
+
+    `revision` orders the states of one message: 0 as committed, a larger one for each later change (an
+    edit, a recall). An archive holds one state of a message, the one with the highest revision that it
+    was ever given, in whatever order they came.
+    """
 
     tenant_id: str
     conversation_id: str
-    conversation_seq: int
-    record: bytes
+    conversation_seq: int  # 1 to SEQ_MAX
+    record: bytes  # not empty; begins with a version byte, which is never 0
+    revision: int = 0  # 0 to REVISION_MAX
 
 
 class ArchiveReader(Protocol):
@@ -38,9 +46,24 @@ class ArchiveReader(Protocol):
         """MessageRecord bytes by (tenant, conversation, seq), None where the archive has none."""
 
     async def range(
-        self, tenant_id: str, conversation_id: str, after_seq: int, up_to_seq: int, limit: int
+        self,
+        tenant_id: str,
+        conversation_id: str,
+        after_seq: int,
+        up_to_seq: int,
+        limit: int,
+        *,
+        newest_first: bool = False,
     ) -> list[ArchivedMessage]:
-        """after_seq < seq <= up_to_seq, ascending, at most `limit` (1 to RANGE_LIMIT_MAX)."""
+        """Messages with after_seq < seq <= up_to_seq, at most `limit` (1 to RANGE_LIMIT_MAX).
+
+        Ascending from the lower end; with `newest_first` descending from the upper end, so that `limit`
+        keeps the newest. Bounds may lie outside of what exists. Fewer than `limit` means that the archive
+        holds no more between the bounds.
+
+        The page after seq `a`: `range(..., a, SEQ_MAX, limit)`. The page before seq `b`:
+        `range(..., 0, b - 1, limit, newest_first=True)`.
+        """
 
     async def latest(self, tenant_id: str, conversation_id: str) -> int:
         """The largest archived seq of a conversation, 0 for none."""
@@ -55,9 +78,12 @@ class Archive(ArchiveReader, Protocol):
     async def store(self, partition: int, messages: Sequence[ArchivedMessage], watermark: int) -> None:
         """Make the messages durable, and only then move the partition's watermark to `watermark`.
 
-        Idempotent: storing the same messages again changes nothing. The watermark only grows: a
-        smaller one is ignored. `messages` may be empty. StoreUnavailable: some of the messages may be
-        there, the watermark does not cover them (outcome UNKNOWN); repeat the call.
+        Idempotent: storing the same messages again changes nothing; at an address that holds a higher
+        revision nothing changes either, a higher one replaces what is there. Which of two records of
+        one revision stands is not said: ask before, and store only one of them. The watermark only
+        grows: a smaller one is ignored, so an archiver that was replaced and wakes up harms nothing.
+        `messages` holds an address at most once and may be empty. StoreUnavailable: some of the
+        messages may be there, the watermark does not cover them (outcome UNKNOWN); repeat the call.
         """
 
 
