@@ -1,4 +1,4 @@
-"""Pages of random conversations against a plain list: ranges, breaks, edges, limits (A11 C8 C10 D10 E10 E11)."""
+"""Pages of random conversations against a plain list (A11 C8 C10 D1 D10 E10 E11)."""
 
 from dataclasses import dataclass
 
