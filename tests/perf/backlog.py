@@ -178,7 +178,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure what `argv` asks for; the exit code."""
     asked = parse(argv)
     workload = Workload(asked.messages, asked.users, asked.workload, asked.body, asked.seed)
-    print(reporting.headline(f"backlog, {workload.name}", asked.seed), flush=True)
+    reporting.begin(f"backlog, {workload.name}", asked.seed)
     try:
         with (
             tempfile.TemporaryDirectory(prefix="qim-backlog-") as folder,

@@ -59,11 +59,17 @@ class Workload(NamedTuple):
     group: int
     body: int
     seed: int
+    first: int = 0  # number of the first message: a second filling goes on where the first one ended
 
     @property
     def name(self) -> str:
         """As the command line has it."""
         return f"group:{self.group}" if self.group else "direct"
+
+
+def chats_of(workload: Workload) -> int:
+    """How many conversations there are, or a few less: each gets one of the first so many messages."""
+    return max(CHATS_MIN, CHATS_OF_A_USER * workload.users // (workload.group or 2))
 
 
 @dataclass(slots=True)
@@ -83,6 +89,10 @@ class Tally:
         self.entries += recipients
         self.pushes += recipients - 1
         self.nbytes += len(record.value)
+
+    def __add__(self, other: "Tally") -> "Tally":
+        """Both together."""
+        return Tally(*(getattr(self, name) + getattr(other, name) for name in Tally.__slots__))
 
 
 class Filled(NamedTuple):
@@ -166,9 +176,8 @@ class Filler:
     ) -> Iterator[SendRequest]:
         chance = random.Random(workload.seed)
         size = workload.group or 2
-        count = max(CHATS_MIN, CHATS_OF_A_USER * len(users) // size)
         chats: dict[str, list[str]] = {}
-        for number in range(count):
+        for number in range(chats_of(workload)):
             members = chance.sample(users, size)
             chat = f"g.{number}" if workload.group else direct_conversation_id(TENANT, *members)
             chats[chat] = members
@@ -176,7 +185,9 @@ class Filler:
         if workload.group:
             for chat, members in chats.items():
                 await self._make_group(chat, members)
-        return _sends(workload, list(chats.items()), ordinals, chance)
+        # A pair that was drawn twice leaves a chat less.
+        sends = random.Random(f"{workload.seed}/{workload.first}")
+        return _sends(workload, list(chats.items()), ordinals, sends)
 
     async def _make_group(self, group: str, members: Sequence[str]) -> None:
         partition = outbox_partition(TENANT, group, self._settings.outbox_partitions)
@@ -213,8 +224,8 @@ def _sends(
     chance: random.Random,
 ) -> Iterator[SendRequest]:
     body = chance.randbytes(workload.body)
-    for number in range(workload.messages):
-        chat, members = chance.choice(chats)
+    for number in range(workload.first, workload.first + workload.messages):
+        chat, members = chats[number] if number < len(chats) else chance.choice(chats)
         sender = chance.choice(members)
         peer = None if workload.group else members[members[0] == sender]
         yield SendRequest(TENANT, chat, sender, ordinals[sender], DEVICE, f"m{number}", body, peer)

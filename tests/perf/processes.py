@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from pydantic import SecretStr
 
@@ -58,7 +58,7 @@ class Worker:
 class Servers:
     """Broker and Redis in a state directory, with the topics of `settings`; workers stop with them."""
 
-    def __init__(self, state_dir: Path, *, quick: bool = False, **overrides: int) -> None:
+    def __init__(self, state_dir: Path, *, quick: bool = False, **overrides: Any) -> None:
         """`overrides` are settings, partition counts for example."""
         self.state_dir, self._overrides = state_dir, overrides
         self._stack = EmbeddedStack(state_dir, broker="kafka", quick=quick, progress=lambda _: None)

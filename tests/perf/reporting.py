@@ -4,6 +4,7 @@ A figure is no promise: two machines, or one on two days, are not comparable. Ra
 """
 
 import json
+import logging
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -34,13 +35,15 @@ def versions() -> dict[str, str | None]:
     return {"commit": figures.commit(), "python": platform.python_version(), **packages}
 
 
-def headline(title: str, seed: int | None) -> str:
-    """The first line of a report."""
+def begin(title: str, seed: int | None) -> None:
+    """Print the first line of a report; from here on drivers log errors only."""
+    logging.basicConfig(level=logging.ERROR)
     here = machine()
     seeded = "" if seed is None else f", seed {seed}"
-    return (
+    print(
         f"{title}{seeded}; {here['cpus']} x {here['model']}, load {here['load_1min']}, "
-        f"Python {platform.python_version()}, commit {figures.commit()}"
+        f"Python {platform.python_version()}, commit {figures.commit()}",
+        flush=True,
     )
 
 
