@@ -1,4 +1,4 @@
-"""Epoch boundaries in Redis: ``{s:<k>}:epochs``, a hash of epoch -> EpochBoundary.
+"""Epoch boundaries in Redis: ``{s:k}:epochs``, a hash of epoch -> EpochBoundary.
 
 The script that grants a shard's epoch writes it (`ownership.redis_leases`). The hash keeps
 `limits.EPOCH_BOUNDARIES_MAX` epochs; a cursor from before the oldest of them is resolved by nothing.
