@@ -18,6 +18,7 @@ _COMMANDS = {
     "down": ("qim_streams.cli.up", "down", "stop a running stack"),
     "status": ("qim_streams.cli.up", "status", "roles of a running stack"),
     "demo": ("qim_streams.cli.demo", "demo", "play real conversations through a stack and check them"),
+    "bench": ("qim_streams.cli.bench", "bench", "load a stack and judge what it delivers"),
     "gateway": ("qim_streams.cli.role", "gateway", "run one ConnectionNode"),
     "writer": ("qim_streams.cli.role", "writer", "run one ConversationWriter"),
     "api": ("qim_streams.cli.role", "api", "run the HTTP admin API"),

@@ -1,0 +1,54 @@
+"""The line that is shown each second while a run goes on."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from qim_streams.loadgen.histogram import Histogram, merged
+from qim_streams.loadgen.options import BenchOptions
+
+
+class Progress:
+    """Collects what the processes say; a line is complete when each has spoken."""
+
+    def __init__(self, options: BenchOptions, say: Callable[[str], None]) -> None:
+        self._options, self._say = options, say
+        self._heard: dict[int, dict[str, Any]] = {}
+        self._before = {"acked": 0, "delivered": 0}
+        self._first_ns = 0
+
+    def begin(self, first_ns: int) -> None:
+        """The measured part begins at `first_ns` of the monotonic clock."""
+        self._first_ns = first_ns
+
+    def heard(self, process: int, what: dict[str, Any]) -> None:
+        """A process has spoken."""
+        if "sent" not in what:
+            self._say("  " + ", ".join(f"{name} {value:,}" for name, value in what.items()))
+            return
+        self._heard[process] = what
+        if len(self._heard) == self._options.processes:
+            self._line()
+            self._heard.clear()
+
+    def _line(self) -> None:
+        parts = list(self._heard.values())
+        total = {
+            name: sum(part[name] for part in parts)
+            for name in ("sent", "acked", "delivered", "refused", "waiting")
+        }
+        ack, e2e = (
+            merged(part[name] for part in parts if isinstance(part[name], Histogram))
+            for name in ("ack", "e2e")
+        )
+        second = round((time.monotonic_ns() - self._first_ns) / 1e9)
+        when = f"{second:4d} s" if second > 0 else f"warm-up {second} s"
+        rates = {name: total[name] - self._before[name] for name in self._before}
+        self._before = {name: total[name] for name in self._before}
+        self._say(
+            f"{when}  sent {total['sent']:,}  acked/s {rates['acked']:,}  "
+            f"delivered/s {rates['delivered']:,}  "
+            f"ack P99 {ack.percentile_ms(0.99):,.0f} ms  e2e P99 {e2e.percentile_ms(0.99):,.0f} ms"
+            + (f"  refused {total['refused']:,}" if total["refused"] else "")
+            + (f"  waiting {total['waiting']:,}" if total["waiting"] > 1_000 else "")
+        )
