@@ -76,7 +76,8 @@ def plan_roles(
     environ: Mapping[str, str],
 ) -> list[RolePlan]:
     """The processes in start order. `ports` has one free port per process name (see `role_names`)."""
-    passed = {name: value for name, value in environ.items() if name.startswith("QIM_")}
+    files = {f"QIM_{name.upper()}_FILE" for name in secrets}  # read already: `secrets` has what is in them
+    passed = {name: value for name, value in environ.items() if name.startswith("QIM_") and name not in files}
     shared = passed | {f"QIM_{name.upper()}": value for name, value in secrets.items()}
     shared |= {
         "QIM_BROKERS": addresses.brokers,

@@ -177,8 +177,9 @@ def _choose_ports(names: list[str]) -> dict[str, int]:
 
 
 def _stack_settings(addresses: plan.Addresses, drawn: Mapping[str, str], state_dir: Path) -> Settings:
+    files = {f"{name}_file": None for name in drawn}  # `drawn` has what is in them
     return load_settings(
-        brokers=addresses.brokers, redis_url=addresses.redis_url, state_dir=state_dir, **dict(drawn)
+        brokers=addresses.brokers, redis_url=addresses.redis_url, state_dir=state_dir, **drawn, **files
     )
 
 
