@@ -25,6 +25,7 @@ from qim_streams.commit.outcome import SendOutcome
 from qim_streams.errors import ProtocolError, QimError, SyncVerdict
 from qim_streams.gateway import requests
 from qim_streams.gateway.feed import LiveFeed
+from qim_streams.gateway.history import history_page
 from qim_streams.gateway.live import LiveStream
 from qim_streams.gateway.metrics import PULL_SECONDS
 from qim_streams.gateway.outbound import Outbound
@@ -48,6 +49,7 @@ from qim_streams.wire.frames import (
     OnlineReady,
     Ping,
     Pong,
+    PullHistory,
     PullMailbox,
     SendMessage,
     ServerFrame,
@@ -85,6 +87,7 @@ class ClientSession:
         self._handlers: dict[type, Callable[[Any], None]] = {
             Auth: self._on_auth,
             PullMailbox: self._on_pull,
+            PullHistory: self._on_history,
             SyncComplete: self._on_sync_complete,
             SendMessage: self._on_send,
             Ping: self._on_ping,
@@ -174,12 +177,11 @@ class ClientSession:
     # -- sign-on
 
     def _on_auth(self, frame: Auth) -> None:
-        self._spawn(partial(self._authenticate, frame), frame.rid, self._auth_failed)
+        self._spawn(partial(self._authenticate, frame), frame.rid, self._auth_refused)
 
-    def _auth_failed(self, answer: Error) -> None:
+    def _auth_refused(self) -> None:
         self._all.counters.auths_refused += 1
         self.connection.auth_refused()
-        self._refuse(answer)
 
     async def _authenticate(self, frame: Auth) -> None:
         if self._all.draining:
@@ -252,11 +254,7 @@ class ClientSession:
     # -- sync
 
     def _on_pull(self, frame: PullMailbox) -> None:
-        self._spawn(partial(self._pull, frame), frame.rid, self._pull_failed)
-
-    def _pull_failed(self, answer: Error) -> None:
-        self.connection.pull_answered()
-        self._refuse(answer)
+        self._spawn(partial(self._pull, frame), frame.rid, self.connection.pull_answered)
 
     async def _pull(self, frame: PullMailbox) -> None:
         assert self._opening is not None
@@ -311,6 +309,14 @@ class ClientSession:
     def _cursor(self, position: int) -> str:
         return self._all.sync.cursor(self.address, self._shard_epoch, position)
 
+    def _on_history(self, frame: PullHistory) -> None:
+        self._spawn(partial(self._history, frame), frame.rid, self.connection.history_answered)
+
+    async def _history(self, frame: PullHistory) -> None:
+        data = await history_page(self._all.histories, self._codec, self.address, frame)
+        self.connection.history_answered()
+        self.outbound.put(data)
+
     # -- requests to writers
 
     def _on_send(self, frame: SendMessage) -> None:
@@ -338,11 +344,7 @@ class ClientSession:
         self._send(answer)
 
     def _on_group(self, frame: GroupFrame) -> None:
-        self._spawn(partial(self._group, frame), frame.rid, self._request_failed)
-
-    def _request_failed(self, answer: Error) -> None:
-        self.connection.request_answered()
-        self._refuse(answer)
+        self._spawn(partial(self._group, frame), frame.rid, self.connection.request_answered)
 
     async def _group(self, frame: GroupFrame) -> None:
         if self._all.draining:
@@ -376,18 +378,23 @@ class ClientSession:
         if row.closes:
             self.end(row.ws_close_code)
 
-    def _spawn(self, work: Callable[[], Awaitable[None]], rid: int, failed: Callable[[Error], None]) -> None:
-        task = self._loop.create_task(self._guarded(work, rid, failed))
+    def _spawn(self, work: Callable[[], Awaitable[None]], rid: int, answered: Callable[[], None]) -> None:
+        """Run `work`, which answers; if it raises, `answered` is called and the answer is an ERROR."""
+        task = self._loop.create_task(self._guarded(work, rid, answered))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _guarded(
-        self, work: Callable[[], Awaitable[None]], rid: int, failed: Callable[[Error], None]
+        self, work: Callable[[], Awaitable[None]], rid: int, answered: Callable[[], None]
     ) -> None:
         try:
             await work()
         except (QimError, TimeoutError) as failure:
-            failed(error_for(failure, rid))
+            answer = error_for(failure, rid)
         except Exception as failure:
             log.exception("a request failed unforeseen")
-            failed(error_for(failure, rid))
+            answer = error_for(failure, rid)
+        else:
+            return
+        answered()
+        self._refuse(answer)

@@ -41,6 +41,8 @@ from qim_streams.gateway.services import PULLS_AT_ONCE_MAX, Services
 from qim_streams.gateway.shard import ConnectionShard
 from qim_streams.gateway.sweeper import Sweeper
 from qim_streams.gateway.tokens import TokenVerifier
+from qim_streams.history.redis_history import RedisHistoryStore
+from qim_streams.history.service import HistoryService
 from qim_streams.ids import is_text_id
 from qim_streams.log_ports import Outgoing
 from qim_streams.mailbox.redis_store import RedisMailboxStore
@@ -134,7 +136,8 @@ def compose(
     """Everything that sessions share, on the real stores."""
     pipe = ScriptPipe(redis)
     partition_of = partial(_partition, settings.outbox_partitions)
-    hot = RedisConversationStore(PartitionCalls(pipe), settings.client_dedup_retention_s, partition_of)
+    calls = PartitionCalls(pipe)
+    hot = RedisConversationStore(calls, settings.client_dedup_retention_s, partition_of)
     mailboxes = RedisMailboxStore(redis)
     devices = RedisDeviceSessions(redis)
     previous = settings.cursor_secret_previous.get_secret_value().encode()
@@ -150,6 +153,7 @@ def compose(
             CursorSigner(settings.secret("cursor_secret"), previous or None),
         ),
         pulls=PullService(mailboxes, hot, archive),
+        histories=HistoryService(RedisHistoryStore(redis, calls, partition_of), archive),
         devices=devices,
         writers=writers,
         presence=PresenceLog(
