@@ -13,6 +13,7 @@ restored to an earlier state shows a smaller number than the reader was told, an
 Spec: §8, §14.8.
 """
 
+import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -29,7 +30,8 @@ from qim_streams.wire.events import common_body
 log = logging.getLogger(__name__)
 
 BLOCK: Final = 16
-BLOCKS_WAITING_MAX: Final = 4_096  # of all readers together; a block is at most 1 MiB of bodies of 64 KiB
+BLOCKS_WAITING_MAX: Final = 8_192  # keys of all readers together
+READS_AT_ONCE_MAX: Final = 16  # store calls per tier: bounds the memory that bodies take
 
 
 class _Key(NamedTuple):
@@ -66,6 +68,8 @@ class BlockReader:
         self._store, self._archive = hot, archive
         self._hot: SharedLoads[_Key, _Block] = SharedLoads(self._load_hot, BLOCKS_WAITING_MAX)
         self._cold: SharedLoads[_Key, _Block] = SharedLoads(self._load_cold, BLOCKS_WAITING_MAX)
+        self._hot_slots = asyncio.Semaphore(READS_AT_ONCE_MAX)
+        self._cold_slots = asyncio.Semaphore(READS_AT_ONCE_MAX)
 
     async def read(self, tenant_id: str, conversation_id: str, span: Span) -> Found:
         """What there is of `span`, whose numbers were all given out.
@@ -104,7 +108,8 @@ class BlockReader:
 
     async def _load_hot(self, keys: Sequence[_Key]) -> list[_Block]:
         seqs = [seq for key in keys for seq in key.seqs]
-        allocated, rows = await self._store.rows(keys[0].tenant_id, keys[0].conversation_id, seqs)
+        async with self._hot_slots:
+            allocated, rows = await self._store.rows(keys[0].tenant_id, keys[0].conversation_id, seqs)
         metrics.HOT_READS.inc()
         by_seq = dict(zip(seqs, rows, strict=True))
         return [_block_of(key, allocated, ((seq, by_seq[seq]) for seq in key.seqs)) for key in keys]
@@ -117,8 +122,9 @@ class BlockReader:
         for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
             first, *rest = (number for _, number in run)
             after, up_to = first * BLOCK, ((rest[-1] if rest else first) + 1) * BLOCK
-            for one in await self._archive.range(tenant, conversation, after, up_to, up_to - after):
-                records[one.conversation_seq] = one.record
+            async with self._cold_slots:
+                rows = await self._archive.range(tenant, conversation, after, up_to, up_to - after)
+            records.update((one.conversation_seq, one.record) for one in rows)
             metrics.ARCHIVE_READS.inc()
         return [_block_of(key, 0, ((seq, records.get(seq)) for seq in key.seqs)) for key in keys]
 

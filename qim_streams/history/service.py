@@ -26,7 +26,7 @@ from qim_streams.history.ports import ArchiveRanges, ConversationView, HistorySt
 from qim_streams.history.rules import HistoryPage, PageQuery, PageWalk, Scope
 from qim_streams.membership.rules import visible_ranges
 
-PAGES_AT_ONCE_MAX: Final = 32  # in the whole process: bounds the memory that bodies take
+PAGES_AT_ONCE_MAX: Final = 512  # in the whole process; a page holds at most its limit_bytes
 SPAN_FIRST: Final = 64  # messages of a page's first read; later ones follow from their size
 SPAN_MAX: Final = 128  # messages of any read: at most 8 MiB with bodies of 64 KiB
 READS_MAX: Final = 8  # reads for one page, hence at most 1,024 numbers looked at

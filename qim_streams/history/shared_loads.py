@@ -54,7 +54,7 @@ class SharedLoads(Generic[K, V]):
         if now:
             self._spawn(self._run(now))
         if later:
-            self._spawn(self._follow(later))
+            self._spawn(self._follow(later, [self._running[key] for key in later]))
         await asyncio.wait(waited)  # not gather: that would cancel what others wait for with this caller
         return [one.result() for one in waited]
 
@@ -63,9 +63,9 @@ class SharedLoads(Generic[K, V]):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _follow(self, keys: Sequence[K]) -> None:
-        """Read `keys` as soon as the loads of them that are under way have ended."""
-        await asyncio.wait([self._running[key] for key in keys])
+    async def _follow(self, keys: Sequence[K], before: "Sequence[asyncio.Future[V]]") -> None:
+        """Read `keys` as soon as the loads of them that were under way have ended."""
+        await asyncio.wait(before)
         for key in keys:
             self._running[key] = self._next.pop(key)
         await self._run(keys)
