@@ -209,7 +209,7 @@ class ClientSession:
             LiveStream(opening.sync_to_seq, HELD_BYTES_MAX),
             self._codec,
             self.outbound,
-            partial(self._pull_range, limits.PULL_ENTRIES_MAX, limits.PULL_BYTES_MAX),
+            partial(self._pull_range, opening.sync_to_seq, limits.PULL_ENTRIES_MAX, limits.PULL_BYTES_MAX),
             self._all.counters,
         )
         self.connection.auth_accepted()
@@ -264,7 +264,7 @@ class ClientSession:
         # Once online the bound is W, which the service checks against what it reads.
         session.check_pull(frame.after_seq, frame.up_to_seq, max(frame.up_to_seq, session.sync_to_seq))
         result = await self._pull_range(
-            frame.limit_entries, frame.limit_bytes, frame.after_seq, frame.up_to_seq
+            session.sync_to_seq, frame.limit_entries, frame.limit_bytes, frame.after_seq, frame.up_to_seq
         )
         if not self.is_open:
             return
@@ -285,9 +285,9 @@ class ClientSession:
         PULL_SECONDS.observe(self._loop.time() - started)
         self.feed.pulled(frame.after_seq, result.covered_through_seq)
 
-    async def _pull_range(self, entries: int, size: int, after_seq: int, up_to_seq: int) -> PullResult:
+    async def _pull_range(self, told: int, entries: int, size: int, after: int, up_to: int) -> PullResult:
         async with self._all.pull_slots:
-            return await self._all.pulls.pull(self.address, after_seq, up_to_seq, entries, size)
+            return await self._all.pulls.pull(self.address, after, up_to, entries, size, told)
 
     def _on_sync_complete(self, frame: SyncComplete) -> None:
         assert self._opening is not None

@@ -6,6 +6,8 @@ The script that grants a shard's epoch writes it (`ownership.redis_leases`). The
 Spec: §7, §11.
 """
 
+from typing import Any
+
 from qim_streams import limits
 from qim_streams.errors import RecordError, StoreError
 from qim_streams.redis_tier import RedisClient, translated
@@ -30,7 +32,7 @@ class RedisEpochBoundaries:
         if not wanted:
             return []
         async with translated(f"s:{shard}"):
-            rows = await self._client.hmget(f"{{s:{shard}}}:epochs", wanted)
+            rows: Any = await self._client.hmget(f"{{s:{shard}}}:epochs", wanted)
         try:
             return [None if row is None else decode_boundary(row) for row in rows]
         except RecordError as error:

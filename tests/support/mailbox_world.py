@@ -94,8 +94,8 @@ class Epochs:
 class MailboxWorld:
     """One user's mailbox. `entries` is what was ever written: (seq, ordinal)."""
 
-    def __init__(self) -> None:
-        self.store = HookedStore()
+    def __init__(self, store: "HookedStore | None" = None) -> None:
+        self.store = store or HookedStore()
         self.epochs = Epochs(self.store, [SHARD])
         self.hot, self.archive = Bodies(), Bodies()
         self.entries: list[tuple[int, int]] = []
