@@ -10,7 +10,7 @@ from itertools import pairwise
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qim_streams import limits
@@ -100,6 +100,7 @@ LIMITS = st.tuples(
 TRIMS = st.lists(st.none() | st.integers(-1, 40), max_size=60)
 
 
+@settings(max_examples=60, deadline=None)
 @given(GROUPS, st.lists(LIMITS, min_size=1, max_size=5), TRIMS, st.integers(-1, 6))
 def test_a_batch_is_whole_or_an_error(
     groups: list[tuple[int, int, int]],
@@ -124,6 +125,7 @@ def test_a_batch_is_whole_or_an_error(
     asyncio.run(run())
 
 
+@settings(max_examples=60, deadline=None)
 @given(GROUPS, LIMITS, st.lists(st.integers(0, 60), max_size=6), st.randoms(use_true_random=False))
 def test_sub_ranges_in_any_order_complete_the_sync_exactly(
     groups: list[tuple[int, int, int]], bounds: tuple[int, int], cuts: list[int], order: Random
