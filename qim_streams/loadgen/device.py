@@ -17,9 +17,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from qim_streams.errors import ProtocolError
-from qim_streams.loadgen import message
 from qim_streams.loadgen.frames import Driver
-from qim_streams.loadgen.ledger import NUMBER_BITS
 from qim_streams.loadgen.socket import LeanSocket
 from qim_streams.wire.codes import BY_CODE
 from qim_streams.wire.frames import (
@@ -308,11 +306,3 @@ class Device:
 
 def _name(frame: ServerFrame) -> str:
     return f"{frame.name} ({frame.detail})" if isinstance(frame, Error) else type(frame).__name__
-
-
-def key_of(body: bytes, run: int) -> tuple[int, int] | None:
-    """(message key, intended_ns) of a body of this run; None for a body of another run or a damaged one."""
-    head = message.read(body)
-    if head is None or head.run != run:
-        return None
-    return head.process << NUMBER_BITS | head.number, head.intended_ns

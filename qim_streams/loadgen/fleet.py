@@ -53,7 +53,10 @@ class Fleet:
             self._processes.append(process)
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, kind: object, *_: object) -> None:
+        if kind is not None:
+            for process in self._processes:
+                process.kill()  # it may be in the middle of a command; its end also ends our readers
         for pipe in self._pipes:
             pipe.close()  # a process that reads the end of its pipe stops
         for process in self._processes:

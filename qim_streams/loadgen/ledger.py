@@ -16,13 +16,6 @@ from array import array
 from collections import Counter
 from typing import NamedTuple
 
-NUMBER_BITS = 32
-
-
-def message_key(process: int, number: int) -> int:
-    """One integer for a message."""
-    return process << NUMBER_BITS | number
-
 
 class Stream:
     """What one device received of one conversation. `bits` start at conversation_seq `base`."""
@@ -109,11 +102,14 @@ class Ledger:
 
         `fresh`: its mailbox position is above everything the device had; `live`: it came by push.
         """
-        known = self.seen.setdefault(conversation, {})
-        before = known.setdefault(seq, key)
-        if before != key:
+        known = self.seen.get(conversation)
+        if known is None:
+            known = self.seen[conversation] = {}
+        if known.setdefault(seq, key) != key:
             self.counts["two_messages_at_one_place"] += 1
-        streams = self.streams.setdefault(user, {})
+        streams = self.streams.get(user)
+        if streams is None:
+            streams = self.streams[user] = {}
         stream = streams.get(conversation)
         if stream is None:
             stream = streams[conversation] = Stream(seq)

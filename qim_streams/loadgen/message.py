@@ -19,7 +19,9 @@ MAGIC: Final = b"\xf1\xb7"
 _REST = struct.Struct(">IBIQ")
 _CRC = struct.Struct(">I")
 _ALL = struct.Struct(">2sIIBIQ")
+_unpack = _ALL.unpack_from
 HEADER_BYTES: Final = _ALL.size
+NUMBER_BITS: Final = 32
 BODY_BYTES_MIN: Final = HEADER_BYTES + 1
 _BLOCK: Final = bytes((7 * at + at // 256 * 13 + 31) % 256 for at in range(4_096))
 
@@ -51,7 +53,20 @@ def read(data: bytes) -> Header | None:
     """The header of a body; None when it is not one of ours or was damaged."""
     if len(data) < HEADER_BYTES:
         return None
-    magic, crc, run, process, number, intended_ns = _ALL.unpack_from(data)
-    if magic != MAGIC or crc != crc32(data[6:]):
+    magic, crc, *rest = _unpack(data)
+    return Header(*rest) if magic == MAGIC and crc == crc32(data[6:]) else None
+
+
+def read_key(data: bytes, run: int) -> tuple[int, int] | None:
+    """(message key, intended_ns) of a body of this run; None for any other or a damaged one. Hot."""
+    if len(data) < HEADER_BYTES:
         return None
-    return Header(run, process, number, intended_ns)
+    magic, crc, its_run, process, number, intended_ns = _unpack(data)
+    if its_run != run or magic != MAGIC or crc != crc32(data[6:]):
+        return None
+    return process << NUMBER_BITS | number, intended_ns
+
+
+def message_key(process: int, number: int) -> int:
+    """One integer for a message."""
+    return process << NUMBER_BITS | number

@@ -1,6 +1,5 @@
 """The line that is shown each second while a run goes on."""
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,26 +12,23 @@ class Progress:
 
     def __init__(self, options: BenchOptions, say: Callable[[str], None]) -> None:
         self._options, self._say = options, say
-        self._heard: dict[int, dict[str, Any]] = {}
+        self._heard: dict[int, dict[int, dict[str, Any]]] = {}  # second -> process -> what it said
         self._before = {"acked": 0, "delivered": 0}
-        self._first_ns = 0
-
-    def begin(self, first_ns: int) -> None:
-        """The measured part begins at `first_ns` of the monotonic clock."""
-        self._first_ns = first_ns
 
     def heard(self, process: int, what: dict[str, Any]) -> None:
         """A process has spoken."""
         if "sent" not in what:
             self._say("  " + ", ".join(f"{name} {value:,}" for name, value in what.items()))
             return
-        self._heard[process] = what
-        if len(self._heard) == self._options.processes:
-            self._line()
-            self._heard.clear()
+        second = what["second"]
+        heard = self._heard.setdefault(second, {})
+        heard[process] = what
+        if len(heard) == self._options.processes:
+            for old in [other for other in self._heard if other <= second]:
+                del self._heard[old]
+            self._line(second, list(heard.values()))
 
-    def _line(self) -> None:
-        parts = list(self._heard.values())
+    def _line(self, second: int, parts: list[dict[str, Any]]) -> None:
         total = {
             name: sum(part[name] for part in parts)
             for name in ("sent", "acked", "delivered", "refused", "waiting")
@@ -41,8 +37,7 @@ class Progress:
             merged(part[name] for part in parts if isinstance(part[name], Histogram))
             for name in ("ack", "e2e")
         )
-        second = round((time.monotonic_ns() - self._first_ns) / 1e9)
-        when = f"{second:4d} s" if second > 0 else f"warm-up {second} s"
+        when = f"{second:7d} s" if second > 0 else f"warm-up {second}"
         rates = {name: total[name] - self._before[name] for name in self._before}
         self._before = {name: total[name] for name in self._before}
         self._say(

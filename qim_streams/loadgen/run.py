@@ -61,7 +61,7 @@ async def run_bench(options: BenchOptions, target: Target, trace: Trace | None, 
     outcome = Outcome(options, Verdict())
     async with Fleet(options, plan, target.address, run, shards, progress.heard) as fleet:
         await _set_up(fleet, plan, outcome, say)
-        await _measure(fleet, options, target, outcome, progress)
+        await _measure(fleet, options, target, outcome)
         await _drain(fleet, options, outcome, say)
         ledgers = await _check(fleet, plan, options, outcome, say)
         del ledgers
@@ -78,13 +78,10 @@ async def _set_up(fleet: Fleet, plan: Plan, outcome: Outcome, say: Say) -> None:
             say(f"{count:,} {text} in {outcome.setup_s[name]:.1f} s")
 
 
-async def _measure(
-    fleet: Fleet, options: BenchOptions, target: Target, outcome: Outcome, progress: Progress
-) -> None:
+async def _measure(fleet: Fleet, options: BenchOptions, target: Target, outcome: Outcome) -> None:
     start_ns = time.monotonic_ns() + START_DELAY_NS
     first_ns = start_ns + int(options.warm_up_s * _NS)
     end_ns = first_ns + int(options.duration_s * _NS)
-    progress.begin(first_ns)
     poll = None
     if target.redis_url and target.mailbox_shards:
         poll = WatermarkPoll(target.redis_url, target.mailbox_shards)
@@ -142,8 +139,7 @@ async def _drain(fleet: Fleet, options: BenchOptions, outcome: Outcome, say: Say
     before: Any = None
     while True:
         parts = await fleet.all("settle")
-        waiting, delivered = sum(part[0] for part in parts), sum(part[2] for part in parts)
-        expected = sum(await fleet.all("expected")) if not waiting else -1
+        waiting, delivered, expected = (sum(part[at] for part in parts) for at in range(3))
         now_s = time.monotonic()
         outcome.drain_s = now_s - began_s
         if not waiting and delivered >= expected:

@@ -108,9 +108,11 @@ async def _report(own: Generator, say: Say) -> None:
     first_ns = own.measured[0]
     while True:
         await asyncio.sleep(1.0 - (own.clock_ns() - first_ns) % _NS / _NS)
-        second = (own.clock_ns() - first_ns) // _NS - 2
+        now_s = round((own.clock_ns() - first_ns) / _NS)
+        second = now_s - 2
         say(
             {
+                "second": now_s,
                 "sent": own.ledger.sent,
                 "acked": own.ledger.acked,
                 "refused": len(own.ledger.refused),

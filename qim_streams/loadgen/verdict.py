@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from qim_streams.loadgen.ledger import Ledger, message_key
+from qim_streams.loadgen.ledger import Ledger
+from qim_streams.loadgen.message import message_key
 from qim_streams.loadgen.plan import Plan
 
 

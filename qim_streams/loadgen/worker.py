@@ -7,6 +7,7 @@ arguments) one way and (``done`` or ``failed`` or ``progress``, value) the other
 import asyncio
 import gc
 import logging
+import resource
 import signal
 from collections.abc import Awaitable
 from multiprocessing.connection import Connection
@@ -48,7 +49,6 @@ class Worker:
             task.options, task.plan, task.process, task.address, task.run, task.mailbox_shards
         )
         self._mine = range(task.process, task.plan.connections, task.plan.processes)
-        self._gone: list[Device] = []
 
     def say(self, value: Any) -> None:
         """Report progress."""
@@ -112,24 +112,13 @@ class Worker:
         return await play(self._all, start_ns, self.say)
 
     async def settle(self) -> tuple[int, int, int]:
-        """(sends without an answer, acknowledged, delivered) so far; keeps connections alive."""
-        ledger = self._all.ledger
-        return self._all.waiting, ledger.acked, ledger.delivered + ledger.pulled
-
-    async def expected(self) -> int:
-        """Deliveries that the acks so far promise to online members."""
-        ledger, plan = self._all.ledger, self._all.plan
-        online: dict[int, int] = {}
-        total = 0
-        for conversation in ledger.acked_conversations:
-            if conversation not in online:
-                online[conversation] = len(plan.online_of(conversation))
-            total += online[conversation] - 1
-        return total
+        """(sends without an answer, deliveries so far, deliveries that the acks promise) to online users."""
+        own = self._all
+        return own.waiting, own.ledger.delivered + own.ledger.pulled, own.promised
 
     async def pull(self, users: list[int]) -> int:
         """Read the mailboxes of own users from the start of the run; how many deliveries that found."""
-        before = self._all.ledger.pulled
+        before, self._all.reading = self._all.ledger.pulled, True
         gate = asyncio.Semaphore(READERS_AT_ONCE)
 
         async def one(device: Device) -> None:
@@ -141,7 +130,7 @@ class Worker:
 
     async def offline(self, users: list[int]) -> int:
         """Read the whole mailboxes of users who were not online; how many deliveries that found."""
-        before = self._all.ledger.pulled
+        before, self._all.reading = self._all.ledger.pulled, True
         gate = asyncio.Semaphore(READERS_AT_ONCE)
 
         async def one(user: int) -> None:
@@ -190,8 +179,10 @@ class Worker:
     async def keep_alive(self) -> None:
         """Ping now and then; ends when cancelled."""
         while True:
-            await asyncio.sleep(10)
-            for device in self._all.devices.values():
+            devices = list(self._all.devices.values())
+            intervals = [one.auth.next_ping_interval_ms for one in devices if one.auth is not None]
+            await asyncio.sleep(max(0.05, min(intervals, default=1_000) / 2_000))
+            for device in devices:
                 device.ping()
 
 
@@ -199,6 +190,8 @@ def main(pipe: Connection, task: Task) -> None:
     """Entry point of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     logging.basicConfig(level=logging.WARNING)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     uvloop.run(_serve(pipe, task))
 
 
