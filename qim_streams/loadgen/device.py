@@ -45,12 +45,12 @@ _SEQ_END = 1 << 32
 class Pending:
     """A send without a final answer."""
 
-    __slots__ = ("body", "conversation", "due", "in_doubt", "intended_ns", "target")
+    __slots__ = ("body", "conversation", "in_doubt", "intended_ns", "target", "written_at")
 
     def __init__(self, intended_ns: int, conversation: int, target: Any, body: bytes) -> None:
         self.intended_ns, self.conversation, self.target, self.body = intended_ns, conversation, target, body
         self.in_doubt = False
-        self.due = 0.0
+        self.written_at = 0.0  # loop time of the last attempt
 
 
 class Owner(Protocol):
@@ -202,9 +202,15 @@ class Device:
             self._socket.close()
         self.online = False
 
-    def ping(self) -> None:
-        """Sign of life."""
+    def tick(self) -> None:
+        """Sign of life; repeats sends that nobody answered for longer than a server may take."""
         if self.online and self._socket is not None:
+            late = self._loop.time() - ANSWER_S
+            for number, pending in self.pending.items():
+                if pending.written_at < late:
+                    pending.in_doubt = True
+                    self._owner.note("unanswered")
+                    self._write(number, pending)
             self._rid += 1
             self._socket.put(self._owner.driver.codec.encode(Ping(self._rid)))
             self._socket.flush()
@@ -225,6 +231,7 @@ class Device:
         if not self.online or self._socket is None:
             return False
         owner = self._owner
+        pending.written_at = self._loop.time()
         self._socket.put(
             owner.driver.send_message(number, owner.client_message_id(number), pending.body, pending.target)
         )

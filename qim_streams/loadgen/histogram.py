@@ -7,6 +7,7 @@ Pure.
 """
 
 from collections.abc import Iterable, Mapping
+from math import ceil
 
 SUB_BITS = 6
 _SUB = 1 << SUB_BITS
@@ -67,7 +68,7 @@ class Histogram:
         total = self.count
         if not total:
             return 0.0
-        rank, seen = max(1, -(-int(share * total * 1_000_000) // 1_000_000)), 0
+        rank, seen = max(1, ceil(share * total - 1e-6)), 0
         for bucket in sorted(self.buckets):
             seen += self.buckets[bucket]
             if seen >= rank:

@@ -17,6 +17,7 @@ Pure.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
@@ -48,20 +49,15 @@ class SizeTable:
         return max(BODY_BYTES_MIN, rng.randint(low, high))
 
 
+@dataclass(frozen=True, slots=True)
 class EvenSize:
     """Always the same size."""
 
-    def __init__(self, size: int) -> None:
-        self._size = size
+    size: int
 
     def __call__(self, _: Random) -> int:
         """The size."""
-        return self._size
-
-
-def even_size(size: int) -> SizeDraw:
-    """A draw that always gives `size`."""
-    return EvenSize(size)
+        return self.size
 
 
 class MixPart(NamedTuple):

@@ -108,6 +108,8 @@ def check(options: BenchOptions) -> BenchOptions:
         raise ConfigError(
             f"--connections {options.connections}: more than --users {options.users}; raise --users"
         )
+    if options.group_size > options.users:
+        raise ConfigError(f"--users {options.users}: fewer than the members of {options.name}; raise it")
     if options.processes > options.connections:
         raise ConfigError(f"--processes {options.processes}: more than --connections; lower it")
     messages = options.rate * (options.warm_up_s + options.duration_s)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from qim_streams.demo.traces import Trace
 from qim_streams.ids import direct_conversation_id
-from qim_streams.loadgen.mix import MIX, SizeDraw, even_size, trace_rows
+from qim_streams.loadgen.mix import MIX, EvenSize, SizeDraw, trace_rows
 from qim_streams.loadgen.options import BenchOptions
 
 
@@ -78,7 +78,7 @@ def user_id(tag: str, user: int) -> str:
 def make_plan(options: BenchOptions, tag: str, tenant: str, trace: Trace | None = None) -> Plan:
     """The plan of a run."""
     rng = Random(f"plan-{options.seed}")
-    size = even_size(options.body)
+    size = EvenSize(options.body)
     conversations: list[Conversation] = []
     shares: list[Share] = []
     timed = None

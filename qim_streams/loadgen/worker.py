@@ -183,7 +183,7 @@ class Worker:
             intervals = [one.auth.next_ping_interval_ms for one in devices if one.auth is not None]
             await asyncio.sleep(max(0.05, min(intervals, default=1_000) / 2_000))
             for device in devices:
-                device.ping()
+                device.tick()
 
 
 def main(pipe: Connection, task: Task) -> None:
