@@ -165,6 +165,9 @@ class Settings(BaseSettings):
     mailbox_entries_max: int = _setting(
         10_000, "streams", "entries a mailbox keeps; older ones are trimmed, their readers rebuild", ge=4_000
     )
+    mailbox_retention_s: int = _setting(
+        30 * 86_400, "streams", "age at which entries leave a mailbox; 0 = never", ge=0
+    )
     bitmap_cache_max: int = _setting(4_096, "streams", "member bitmaps kept per worker", ge=16)
     body_cache_max: int = _setting(20_000, "streams", "recent bodies kept per worker", ge=16)
 
@@ -173,6 +176,37 @@ class Settings(BaseSettings):
     archive_rocksdb_dir: Path | None = _setting(None, "archive", "directory; default <state_dir>/archive")
     archive_lock_wait_s: float = _setting(
         20.0, "archive", "how long a starting archiver waits for the one it replaces", ge=0, le=600
+    )
+    cassandra_hosts: str = _setting(
+        "127.0.0.1", "archive", "hosts of the Cassandra or ScyllaDB cluster, comma separated", min_length=1
+    )
+    cassandra_port: int = _setting(9042, "archive", "CQL port of every host", ge=1, le=65535)
+    cassandra_keyspace: str = _setting(
+        "qim", "archive", "keyspace of the archive", pattern="^[a-z][a-z0-9_]{0,47}$"
+    )
+    cassandra_local_dc: str = _setting(
+        "", "archive", "data centre whose hosts are asked; empty = that of the first host that answers"
+    )
+    cassandra_consistency: str = _setting(
+        "LOCAL_QUORUM",
+        "archive",
+        "of writes: LOCAL_QUORUM, QUORUM or EACH_QUORUM; reads use the one that sees them",
+        pattern="^(LOCAL_QUORUM|QUORUM|EACH_QUORUM)$",
+    )
+    cassandra_user: str = _setting("", "archive", "role to log in as; empty = no login")
+    cassandra_password_file: Path | None = _setting(None, "archive", "file that holds the role's password")
+    cassandra_tls_ca_file: Path | None = _setting(
+        None, "archive", "PEM file of the authorities that hosts are checked against; unset = no TLS"
+    )
+    cassandra_connect_timeout_ms: int = _setting(5_000, "archive", "to connect to a host", ge=100, le=60_000)
+    cassandra_request_timeout_ms: int = _setting(
+        5_000, "archive", "for one statement; above the cluster's own time-outs (2,000)", ge=100, le=6_000
+    )
+    hot_tier_messages_kept: int = _setting(
+        200, "archive", "newest archived messages of a conversation that stay in Redis", ge=0, le=100_000
+    )
+    hot_tier_kept_s: int = _setting(
+        7 * 86_400, "archive", "silence after which a conversation's archived messages leave Redis", ge=60
     )
 
     # -- api
@@ -204,6 +238,8 @@ class Settings(BaseSettings):
             raise ValueError("outbound_queue_bytes_max: must hold two frames (2 x frame_bytes_max); raise it")
         if self.large_group_members > self.group_members_max:
             raise ValueError("large_group_members: is above group_members_max; lower it")
+        if self.cassandra_user and self.cassandra_password_file is None:
+            raise ValueError("cassandra_user: needs QIM_CASSANDRA_PASSWORD_FILE; set it, or no user")
         for name in SECRETS:
             value = getattr(self, name).get_secret_value()
             if value and len(value) < SECRET_BYTES_MIN:

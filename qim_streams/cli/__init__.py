@@ -29,6 +29,7 @@ _COMMANDS = {
     "group": ("qim_streams.cli.group", "group", "create and change groups"),
     "tables": ("qim_streams.cli.tables", "tables", "look into DispatchProgress and W[lane]"),
     "trace": ("qim_streams.cli.trace", "trace", "show a message's way through all levels"),
+    "archive": ("qim_streams.cli.archive", "archive", "prepare and inspect the archive"),
     "topics": ("qim_streams.cli.topics", "topics", "create and check the topics"),
     "config": ("qim_streams.cli.config", "config", "print and check the settings"),
 }

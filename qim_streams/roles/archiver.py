@@ -2,10 +2,12 @@
 
 With the RocksDB archive one process owns the directory and therefore every Outbox partition. A second
 archiver waits for the directory before it joins the group (setting `archive_lock_wait_s`), so it never
-takes partitions that it could not serve, and then ends with 78 and says which directory is in use.
+takes partitions that it could not serve, and then ends with 78 and says which directory is in use. With the
+Cassandra archive any number of archivers share the partitions.
 
 An archive that is unavailable holds only this role: the batch is retried in place for as long as it takes,
-unacknowledged, and sends go on.
+unacknowledged, and sends go on. Nor does a start wait in vain: positions are asked for until the archive
+answers.
 
 Spec: §1 ARCHIVED, §3, §14.8.
 """
@@ -90,7 +92,8 @@ def build_archiver(settings: Settings | None = None) -> ArchiverWorker:
     settings = settings or load_settings()
     declared = topics.load()
     spec = AppSpec.from_settings(settings, ROLE, [OUTBOX_TOPIC], declared)
-    app = build_app(replace(spec, retry_total_s=math.inf))
+    # However long the archive is away: the batch waits, and so does a partition that has just come.
+    app = build_app(replace(spec, retry_total_s=math.inf, start_timeout_s=math.inf))
     letters = declared.resolve_for(settings)[DEAD_LETTER_TOPIC].partitions
     sink = DeadLetterSink(app.log_producer, ROLE, letters, now_ms)
     role = _ArchiverRole(settings, PoisonLetters(sink))

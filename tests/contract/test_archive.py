@@ -1,4 +1,4 @@
-"""The archive port: one suite on the fake, on RocksDB, and on RocksDB read through a second process' reader.
+"""The archive port: one suite on the fake, on RocksDB, on RocksDB read beside its writer, and on Cassandra.
 
 Spec: §1 ARCHIVED, §14.8. Promise P11, scenario C7.
 """
@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from qim_streams.archive.cassandra_archive import CassandraArchive
 from qim_streams.archive.memory_archive import MemoryArchive
 from qim_streams.archive.ports import RANGE_LIMIT_MAX, SEQ_MAX, Archive, ArchivedMessage, ArchiveReader
 from qim_streams.archive.rocksdb_archive import RocksArchive
 from qim_streams.archive.rocksdb_reader import RocksArchiveReader
 from qim_streams.errors import StoreError
+from tests.support.cassandra_node import empty, options_of
 
 TENANT, ROOM = "acme", "room"
 
@@ -34,20 +36,29 @@ class Pair:
     reader: ArchiveReader
 
 
-@pytest.fixture(params=["memory", "rocksdb", "rocksdb-reader"])
+@pytest.fixture(params=["memory", "rocksdb", "rocksdb-reader", "cassandra"])
 async def pair(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Pair]:
     """Each implementation, fresh."""
-    if request.param == "memory":
-        archive: Archive = MemoryArchive()
-        yield Pair(archive, archive)
-    else:
-        archive = await RocksArchive.open(tmp_path / "archive")
-        reader: ArchiveReader = archive
-        if request.param == "rocksdb-reader":
-            reader = RocksArchiveReader(tmp_path / "archive", refresh_ms=0)
-        yield Pair(archive, reader)
-        await reader.close()
+    archive, reader = await opened(request, tmp_path)
+    yield Pair(archive, reader)
+    await reader.close()
     await archive.close()
+
+
+async def opened(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Archive, ArchiveReader]:
+    """The archive that the test asks for, and who reads it."""
+    if request.param == "memory":
+        fake = MemoryArchive()
+        return fake, fake
+    if request.param == "cassandra":
+        options = options_of(request.getfixturevalue("cassandra_node"))
+        await empty(options)
+        real = await CassandraArchive.open(options)
+        return real, await CassandraArchive.open(options)
+    embedded = await RocksArchive.open(tmp_path / "archive")
+    if request.param == "rocksdb":
+        return embedded, embedded
+    return embedded, RocksArchiveReader(tmp_path / "archive", refresh_ms=0)
 
 
 async def seqs(reader: ArchiveReader, after: int, up_to: int, limit: int = 100) -> list[int]:

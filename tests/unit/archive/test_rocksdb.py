@@ -255,11 +255,3 @@ async def test_opening_by_settings(tmp_path: Path) -> None:
     assert await again.watermark(0) == 5
     await again.close()
     await reader.close()
-
-
-async def test_cassandra_is_said_to_be_missing(tmp_path: Path) -> None:
-    settings = Settings(state_dir=tmp_path, archive="cassandra")
-    with pytest.raises(ConfigError, match="QIM_ARCHIVE: cassandra is not available yet in this version"):
-        await open_archive(settings)
-    with pytest.raises(ConfigError, match="not available yet"):
-        open_archive_reader(settings)
