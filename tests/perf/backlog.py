@@ -160,6 +160,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, metavar="N")
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="workers of each of our stages")
     parser.add_argument("--apart", action="store_true", help="fan-out first, then the mailbox stage")
+    parser.add_argument(
+        "--profile", type=Path, metavar="DIR",
+        help="write cProfile files of our workers to DIR (they then take twice the CPU); see them with\n"
+        "python -m pstats DIR/mailbox.prof",
+    )  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="the broker's cheap start, dearer under load")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE")
     asked = parser.parse_args(argv)
@@ -174,6 +179,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return asked
 
 
+def _made(folder: Path | None) -> Path | None:
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder and folder.resolve()
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure what `argv` asks for; the exit code."""
     asked = parse(argv)
@@ -184,6 +195,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             tempfile.TemporaryDirectory(prefix="qim-backlog-") as folder,
             Servers(Path(folder), quick=asked.quick) as servers,
         ):
+            servers.profiles = _made(asked.profile)
             results = uvloop.run(
                 run(servers, workload, asked.baseline, apart=asked.apart, workers=asked.workers)
             )

@@ -44,7 +44,7 @@ class Load:
 
 
 async def read(service: HistoryService, chat: str, anchor: int | None, load: Load) -> int:
-    """One page; how many messages it had."""
+    """One page; how many bytes it has."""
     data = await history_page(service, MSGPACK, WHO, PullHistory(1, chat, "older", anchor, load.page))
     return len(data)
 
@@ -60,16 +60,18 @@ async def measured(name: str, service: HistoryService, chat: str, readers: int, 
         while time.perf_counter() < until:
             anchor = None if name.startswith("rush") else rng.randint(load.page + 1, load.messages + 1)
             asked = time.perf_counter()
-            size += await read(service, chat, anchor, load)
+            got = await read(service, chat, anchor, load)
+            size += got
             waits.append(time.perf_counter() - asked)
 
     await asyncio.gather(*(one() for _ in range(readers)))
     wall, cpu = time.perf_counter() - started, time.process_time() - cpu
     waits.sort()
     p50, p99 = waits[len(waits) // 2] * 1e3, waits[len(waits) * 99 // 100] * 1e3
+    each = cpu / len(waits) * 1e6
     print(
-        f"{name:26} {readers:4} readers {len(waits) / wall:9,.0f} pages/s {cpu / len(waits) * 1e6:8,.0f} µs CPU"
-        f"   P50 {p50:7.2f} ms  P99 {p99:7.2f} ms   {size / wall / 2**20:6.1f} MiB/s"
+        f"{name:24} {readers:4} readers {len(waits) / wall:8,.0f} pages/s {each:7,.0f} µs CPU   "
+        f"P50 {p50:6.2f} ms  P99 {p99:6.2f} ms   {size / wall / 2**20:6.1f} MiB/s"
     )
 
 

@@ -64,6 +64,7 @@ class Servers:
         self._stack = EmbeddedStack(state_dir, broker="kafka", quick=quick, progress=lambda _: None)
         self.workers: list[Worker] = []
         self.settings = Settings()
+        self.profiles: Path | None = None  # where workers of stages write profiles of their main thread
 
     def __enter__(self) -> Self:
         self._stack.start()
@@ -114,7 +115,12 @@ class Servers:
         for one in plan.plan_roles(options, addresses, {}, ports, counts):
             if one.role == role:
                 one.state_dir.mkdir(parents=True, exist_ok=True)
-                self.start_worker(one.name, role, one.argv, one.env)
+                self.start_worker(one.name, role, self._profiled(one.name, one.argv), one.env)
+
+    def _profiled(self, name: str, argv: list[str]) -> list[str]:
+        if self.profiles is None:
+            return argv
+        return [argv[0], "-m", "cProfile", "-o", str(self.profiles / f"{name}.prof"), *argv[1:]]
 
     def start_module(self, name: str, module: str, env: Mapping[str, str]) -> None:
         """Start a Faust application of this folder; returns at once."""
