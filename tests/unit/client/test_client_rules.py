@@ -8,7 +8,8 @@ import pytest
 
 from qim_streams.client.backoff import backoff_ms, retry_ms
 from qim_streams.client.coverage import Coverage
-from qim_streams.client.inbox import HOLES_MAX, Inbox
+from qim_streams.client.inbox import Inbox
+from qim_streams.client.line import HOLES_MAX
 from qim_streams.client.pulls import RangePull
 from qim_streams.client.sends import Outgoing, SendQueue
 from qim_streams.errors import AdmissionRefused, ProtocolError
@@ -183,6 +184,11 @@ def test_pull_refuses_answers_without_progress_or_out_of_range(
 # -- sends
 
 
+def add(queue: SendQueue, message: Outgoing) -> None:
+    queue.admit(message)
+    queue.queue(message)
+
+
 def ack_of(frame: SendMessage) -> SendAck:
     return SendAck(frame.rid, frame.client_message_id, "c", b"." * 16, 1, 1)
 
@@ -196,7 +202,7 @@ def test_every_send_is_settled_once_and_in_order(seed: int, per_conversation: in
     accepted: dict[str, list[str]] = defaultdict(list)  # what the server took, first time, per conversation
     settled: list[str] = []
     for n in range(200):
-        queue.add(Outgoing(f"m{n}", b"", f"c{random.randrange(5)}", None))
+        add(queue, Outgoing(f"m{n}", b"", f"c{random.randrange(5)}", None))
     open_frames: list[SendMessage] = []
     now = 0
     while len(queue):
@@ -232,8 +238,8 @@ def test_every_send_is_settled_once_and_in_order(seed: int, per_conversation: in
 def test_a_final_refusal_settles_and_the_next_goes_on() -> None:
     queue = SendQueue(16, 1, 10, 1_000)
     rids = count(1)
-    queue.add(Outgoing("a", b"", "c", None))
-    queue.add(Outgoing("b", b"", "c", None))
+    add(queue, Outgoing("a", b"", "c", None))
+    add(queue, Outgoing("b", b"", "c", None))
     (first,) = queue.frames(0, lambda: next(rids))
     refused = queue.refused(error("NOT_MEMBER", "", first.rid), 0, 0.5)
     assert refused is not None
@@ -244,12 +250,12 @@ def test_a_final_refusal_settles_and_the_next_goes_on() -> None:
 
 def test_the_queue_is_bounded_and_refuses_a_second_use_of_an_id() -> None:
     queue = SendQueue(16, 1, 2, 1_000)
-    queue.add(Outgoing("a", b"", "c", None))
+    add(queue, Outgoing("a", b"", "c", None))
     with pytest.raises(AdmissionRefused, match="CONFLICT"):
-        queue.add(Outgoing("a", b"", "c", None))
-    queue.add(Outgoing("b", b"", None, "bob"))
+        add(queue, Outgoing("a", b"", "c", None))
+    add(queue, Outgoing("b", b"", None, "bob"))
     with pytest.raises(AdmissionRefused, match="OVERLOADED") as caught:
-        queue.add(Outgoing("x", b"", "c", None))
+        add(queue, Outgoing("x", b"", "c", None))
     assert caught.value.retry_after_ms == 1_000
 
 
