@@ -15,8 +15,10 @@ from qim_streams.mailbox.floors import WatermarkFloors
 from qim_streams.mailbox.members import MemberBitmaps
 from qim_streams.mailbox.progress import DispatchProgress
 from qim_streams.mailbox.redis_store import RedisMailboxStore
+from qim_streams.mailbox.redis_trim import RedisAgedMailboxes
 from qim_streams.mailbox.service import MailboxMaterialiser
 from qim_streams.mailbox.shards import LeaseTerms, ShardLeases
+from qim_streams.mailbox.trim_pass import MailboxTrimmer
 from qim_streams.membership.redis_reader import RedisMembershipReader
 from qim_streams.ownership.boot import Boot
 from qim_streams.ownership.redis_leases import RedisLeaseStore
@@ -65,6 +67,7 @@ class _MailboxRole:
         self._boot: Boot | None = None
         self._redis: RedisClient | None = None
         self._pusher: PushStage | None = None
+        self._trimmer: MailboxTrimmer | None = None
         self._service: MailboxMaterialiser | None = None
 
     async def open(self) -> None:
@@ -82,6 +85,14 @@ class _MailboxRole:
         messages = RedisConversationStore(
             PartitionCalls(ScriptPipe(self._redis)), settings.client_dedup_retention_s, place
         )
+        shards = ShardLeases(leases, store, terms, die)
+        self._trimmer = MailboxTrimmer(
+            shards.served,
+            RedisAgedMailboxes(self._redis),
+            retention_ms=settings.mailbox_retention_s * 1000,
+            now_ms=now_ms,
+            die=die,
+        )
         self._pusher = PushStage(
             PUSH_TOPIC,
             connection_shards=settings.connection_shards,
@@ -95,7 +106,7 @@ class _MailboxRole:
         self._service = MailboxMaterialiser(
             DISPATCH_TOPIC,
             store=store,
-            leases=ShardLeases(leases, store, terms, die),
+            leases=shards,
             progress=DispatchProgress(self._progress, settings.dispatch_progress_retention_s * 1000),
             floors=WatermarkFloors(self._watermarks),
             members=MemberBitmaps(RedisMembershipReader(self._redis, place), settings.bitmap_cache_max),
@@ -105,9 +116,12 @@ class _MailboxRole:
             now_ms=now_ms,
             entries_max=settings.mailbox_writebatch_max_entries,
         )
+        self._trimmer.start()
 
     async def close(self) -> None:
         """Give leases, connections and the name up."""
+        if self._trimmer is not None:
+            await self._trimmer.close()
         if self._service is not None:
             await self._service.close()
         if self._pusher is not None:
