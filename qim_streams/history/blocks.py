@@ -15,8 +15,7 @@ Spec: §8, §14.8.
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
-from itertools import groupby
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from qim_streams.errors import RecordError, StoreUnavailable
@@ -40,18 +39,41 @@ class _Key(NamedTuple):
     number: int  # of the block: it holds number * BLOCK + 1 to (number + 1) * BLOCK
 
     @property
-    def seqs(self) -> range:
+    def span(self) -> Span:
         """The numbers of the block."""
-        return range(self.number * BLOCK + 1, (self.number + 1) * BLOCK + 1)
+        return Span(self.number * BLOCK + 1, (self.number + 1) * BLOCK)
 
 
-class _Block(NamedTuple):
-    """Common bodies by number. `absent` were given out and are not here; `unreadable` are here, damaged."""
+class _Block:
+    """Records of one block as one tier has them, made into common bodies once for all who ask."""
 
-    allocated_seq: int
-    bodies: dict[int, bytes]
-    absent: set[int]
-    unreadable: set[int]
+    def __init__(self, key: _Key, allocated_seq: int, rows: Mapping[int, bytes]) -> None:
+        self.allocated_seq = allocated_seq
+        self._key, self._rows = key, rows
+        self._bodies: dict[int, bytes | None] = {}
+
+    def __contains__(self, seq: int) -> bool:
+        return seq in self._rows
+
+    def body(self, seq: int) -> bytes | None:
+        """The common body of a number; None when there is no record, or none that can be read."""
+        if seq not in self._bodies:
+            row = self._rows.get(seq)
+            self._bodies[seq] = None if row is None else self._common_body(seq, row)
+        return self._bodies[seq]
+
+    def _common_body(self, seq: int, row: bytes) -> bytes | None:
+        key = self._key
+        try:
+            message = decode_message(row)
+            place = (message.tenant_id, message.conversation_id, message.conversation_seq)
+            if place != (key.tenant_id, key.conversation_id, seq):
+                raise RecordError(f"it says that it is message {message.conversation_seq}")
+            return common_body(message)
+        except RecordError as error:
+            log.error("message %d of %s cannot be read: %s", seq, key.conversation_id, error)
+            metrics.UNREADABLE.inc()
+            return None
 
 
 class Found(NamedTuple):
@@ -83,71 +105,65 @@ class BlockReader:
         cold: list[_Key] = []
         shared = self._hot.shared
         for key, block in zip(keys, await self._hot.get(keys), strict=True):
-            if block.allocated_seq < min(span.high, key.seqs[-1]):
-                raise StoreUnavailable(
-                    f"{conversation_id}: the hot tier has forgotten numbers up to {span.high}"
-                )
-            found.bodies.update(block.bodies)
-            found.unreadable.update(block.unreadable)
-            if any(span.low <= seq <= span.high for seq in block.absent | block.unreadable):
+            if block.allocated_seq < min(span.high, key.span.high):
+                raise StoreUnavailable(f"{conversation_id}: the hot tier forgot numbers up to {span.high}")
+            if _add(found, block, _common(span, key.span)):
                 cold.append(key)
         metrics.BLOCKS_SHARED.inc(self._hot.shared - shared)
-        if cold:
-            await self._add_cold(found, cold)
+        for key, block in zip(cold, await self._cold.get(cold), strict=True):
+            _add(found, block, _common(span, key.span))
         return found
-
-    async def _add_cold(self, found: Found, keys: Sequence[_Key]) -> None:
-        """What the archive has in `keys` and the hot tier has not: the hot tier's word is the newer one."""
-        for block in await self._cold.get(keys):
-            for seq, body in block.bodies.items():
-                found.bodies.setdefault(seq, body)
-            found.unreadable.update(block.unreadable)
-        found.unreadable.difference_update(found.bodies)
 
     # -- loads; all keys of a call are of one conversation
 
     async def _load_hot(self, keys: Sequence[_Key]) -> list[_Block]:
-        seqs = [seq for key in keys for seq in key.seqs]
+        spans = list(_runs(keys))
         async with self._hot_slots:
-            allocated, rows = await self._store.rows(keys[0].tenant_id, keys[0].conversation_id, seqs)
+            allocated, rows = await self._store.rows(keys[0].tenant_id, keys[0].conversation_id, spans)
         metrics.HOT_READS.inc()
-        by_seq = dict(zip(seqs, rows, strict=True))
-        return [_block_of(key, allocated, ((seq, by_seq[seq]) for seq in key.seqs)) for key in keys]
+        seqs = (seq for low, high in spans for seq in range(low, high + 1))
+        known = {seq: row for seq, row in zip(seqs, rows, strict=True) if row is not None}
+        return [_Block(key, allocated, known) for key in keys]
 
     async def _load_cold(self, keys: Sequence[_Key]) -> list[_Block]:
         """One range for each run of neighbouring blocks."""
-        records: dict[int, bytes] = {}
+        known: dict[int, bytes] = {}
         tenant, conversation = keys[0].tenant_id, keys[0].conversation_id
-        numbers = sorted(key.number for key in keys)
-        for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
-            first, *rest = (number for _, number in run)
-            after, up_to = first * BLOCK, ((rest[-1] if rest else first) + 1) * BLOCK
+        for low, high in _runs(keys):
             async with self._cold_slots:
-                rows = await self._archive.range(tenant, conversation, after, up_to, up_to - after)
-            records.update((one.conversation_seq, one.record) for one in rows)
+                rows = await self._archive.range(tenant, conversation, low - 1, high, high - low + 1)
+            known.update((one.conversation_seq, one.record) for one in rows)
             metrics.ARCHIVE_READS.inc()
-        return [_block_of(key, 0, ((seq, records.get(seq)) for seq in key.seqs)) for key in keys]
+        return [_Block(key, 0, known) for key in keys]
 
 
-def _block_of(key: _Key, allocated_seq: int, rows: Iterable[tuple[int, bytes | None]]) -> _Block:
-    block = _Block(allocated_seq, {}, set(), set())
-    for seq, row in rows:
-        if row is None:
-            if seq <= allocated_seq:
-                block.absent.add(seq)
+def _add(found: Found, block: _Block, span: Span) -> bool:
+    """Add what `block` has of `span` and `found` has not; whether something is still missing."""
+    missing = False
+    for seq in range(span.low, span.high + 1):
+        if seq in found.bodies:
             continue
-        try:
-            block.bodies[seq] = _body(key, seq, row)
-        except RecordError as error:
-            log.error("message %d of %s cannot be read: %s", seq, key.conversation_id, error)
-            metrics.UNREADABLE.inc()
-            block.unreadable.add(seq)
-    return block
+        body = block.body(seq)
+        if body is not None:
+            found.bodies[seq] = body
+            found.unreadable.discard(seq)
+            continue
+        missing = True
+        if seq in block:
+            found.unreadable.add(seq)
+    return missing
 
 
-def _body(key: _Key, seq: int, row: bytes) -> bytes:
-    message = decode_message(row)
-    place = (message.tenant_id, message.conversation_id, message.conversation_seq)
-    if place != (key.tenant_id, key.conversation_id, seq):
-        raise RecordError(f"it says that it is message {message.conversation_seq}")
-    return common_body(message)
+def _common(one: Span, other: Span) -> Span:
+    return Span(max(one.low, other.low), min(one.high, other.high))
+
+
+def _runs(keys: Sequence[_Key]) -> Iterator[Span]:
+    """The numbers of the blocks, neighbours as one span; `keys` ascend."""
+    low, high = keys[0].span
+    for key in keys[1:]:
+        if key.span.low != high + 1:
+            yield Span(low, high)
+            low = key.span.low
+        high = key.span.high
+    yield Span(low, high)

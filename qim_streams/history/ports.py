@@ -10,6 +10,8 @@ from typing import NamedTuple, Protocol
 from qim_streams.archive.ports import ArchivedMessage
 from qim_streams.membership.ports import Member
 
+ROWS_MAX = 1_000  # numbers in one call of `rows`
+
 
 @dataclass(frozen=True, slots=True)
 class ConversationView:
@@ -40,8 +42,11 @@ class HistoryStore(Protocol):
     async def view(self, tenant_id: str, conversation_id: str, user_id: str) -> ConversationView | None:
         """See `ConversationView`; None when there is no such conversation."""
 
-    async def rows(self, tenant_id: str, conversation_id: str, seqs: Sequence[int]) -> HotRows:
-        """The records of `seqs`, in one atomic step with the last number given out (0: none)."""
+    async def rows(self, tenant_id: str, conversation_id: str, spans: Sequence[tuple[int, int]]) -> HotRows:
+        """The records of `spans` (both ends inclusive, together at most `ROWS_MAX` numbers).
+
+        In one atomic step with the last number given out (0: none).
+        """
 
 
 class ArchiveRanges(Protocol):

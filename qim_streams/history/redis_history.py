@@ -1,37 +1,38 @@
 """The hot tier as history reads it, on Redis (key table: `commit.keys`). Nothing is written.
 
-Invariants: a view is one script call, so member row, numbers and pending list are of one moment; records
-are read in one transaction with the last number given out.
+Invariants: every read is one script call, so member row, numbers and pending list are of one moment, and
+so are records and the last number given out. Calls made meanwhile go together (`commit.script_pipe`);
+views have a pipe of their own, which large records do not hold up.
 
 Spec: §5, §8.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from qim_streams.commit import keys
 from qim_streams.commit.calls import PartitionCalls
+from qim_streams.commit.script_pipe import ScriptPipe
 from qim_streams.errors import RecordError, StoreError
 from qim_streams.history.ports import ConversationView, HotRows
 from qim_streams.membership.rows import decode_member
-from qim_streams.redis_tier import RedisClient, Script, translated
+from qim_streams.redis_tier import RedisClient, Script
 
 
 class RedisHistoryStore:
     """`HistoryStore` on Redis. `partition_of(tenant, conversation)` finds the slot."""
 
-    def __init__(
-        self, client: RedisClient, calls: PartitionCalls, partition_of: Callable[[str, str], int]
-    ) -> None:
-        self._client, self._calls, self._partition_of = client, calls, partition_of
+    def __init__(self, client: RedisClient, partition_of: Callable[[str, str], int]) -> None:
+        self._partition_of = partition_of
+        self._views, self._records = PartitionCalls(ScriptPipe(client)), PartitionCalls(ScriptPipe(client))
         self._view = Script.load("qim_streams.history", "history_view.lua")
+        self._rows = Script.load("qim_streams.history", "history_rows.lua")
 
     async def view(self, tenant_id: str, conversation_id: str, user_id: str) -> ConversationView | None:
         """See the port. StoreError also for a member row that cannot be read."""
         partition = self._partition_of(tenant_id, conversation_id)
         place = f"{tenant_id}\0{conversation_id}\0"
         args = (keys.conversation(tenant_id, conversation_id), user_id, place)
-        answer = await self._calls.read(self._view, partition, args)
+        answer = await self._views.read(self._view, partition, args)
         if answer is None:
             return None
         allocated, committed, policy, row = answer
@@ -41,14 +42,10 @@ class RedisHistoryStore:
             raise StoreError(f"member row of {user_id} in {conversation_id}: {error}") from error
         return ConversationView(int(allocated), int(committed), policy.decode(), member)
 
-    async def rows(self, tenant_id: str, conversation_id: str, seqs: Sequence[int]) -> HotRows:
+    async def rows(self, tenant_id: str, conversation_id: str, spans: Sequence[tuple[int, int]]) -> HotRows:
         """See the port."""
-        base = keys.base(self._partition_of(tenant_id, conversation_id))
-        chat = keys.conversation(tenant_id, conversation_id)
-        async with translated("history"):
-            pipe = self._client.pipeline(transaction=True)
-            pipe.hget(f"{base}c:{chat}", "seq")
-            pipe.hmget(f"{base}r:{chat}", [str(seq) for seq in seqs])
-            allocated: Any
-            allocated, rows = await pipe.execute()
-        return HotRows(int(allocated or 0), rows)
+        ends = [seq for span in spans for seq in span]
+        args = (keys.conversation(tenant_id, conversation_id), *ends)
+        partition = self._partition_of(tenant_id, conversation_id)
+        allocated, *rows = await self._records.read(self._rows, partition, args)
+        return HotRows(int(allocated), rows)

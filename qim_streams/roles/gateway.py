@@ -136,8 +136,7 @@ def compose(
     """Everything that sessions share, on the real stores."""
     pipe = ScriptPipe(redis)
     partition_of = partial(_partition, settings.outbox_partitions)
-    calls = PartitionCalls(pipe)
-    hot = RedisConversationStore(calls, settings.client_dedup_retention_s, partition_of)
+    hot = RedisConversationStore(PartitionCalls(pipe), settings.client_dedup_retention_s, partition_of)
     mailboxes = RedisMailboxStore(redis)
     devices = RedisDeviceSessions(redis)
     previous = settings.cursor_secret_previous.get_secret_value().encode()
@@ -153,7 +152,7 @@ def compose(
             CursorSigner(settings.secret("cursor_secret"), previous or None),
         ),
         pulls=PullService(mailboxes, hot, archive),
-        histories=HistoryService(RedisHistoryStore(redis, calls, partition_of), archive),
+        histories=HistoryService(RedisHistoryStore(redis, partition_of), archive),
         devices=devices,
         writers=writers,
         presence=PresenceLog(

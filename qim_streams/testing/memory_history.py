@@ -7,7 +7,7 @@ neighbour would do something between two steps of a reader.
 from collections.abc import Callable, Sequence
 
 from qim_streams.errors import StoreUnavailable
-from qim_streams.history.ports import ConversationView, HotRows
+from qim_streams.history.ports import ROWS_MAX, ConversationView, HotRows
 from qim_streams.testing.memory_tier import MemoryHotTier
 
 
@@ -40,7 +40,7 @@ class MemoryHistoryStore:
         member = state.members.get(key, {}).get(user_id)
         return ConversationView(head.seq, committed, str(group.fields["history_policy"]), member)
 
-    async def rows(self, tenant_id: str, conversation_id: str, seqs: Sequence[int]) -> HotRows:
+    async def rows(self, tenant_id: str, conversation_id: str, spans: Sequence[tuple[int, int]]) -> HotRows:
         """See the port."""
         self._check()
         hook, self.before_rows = self.before_rows, None
@@ -50,4 +50,6 @@ class MemoryHistoryStore:
         key = (tenant_id, conversation_id)
         state = self.tier.state_of(key)
         head, records = state.heads.get(key), state.records.get(key, {})
+        seqs = [seq for low, high in spans for seq in range(low, high + 1)]
+        assert len(seqs) <= ROWS_MAX
         return HotRows(head.seq if head else 0, [records.get(seq) for seq in seqs])

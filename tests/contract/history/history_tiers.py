@@ -9,10 +9,8 @@ from qim_streams.archive.memory_archive import MemoryArchive
 from qim_streams.archive.ports import Archive, ArchivedMessage, ArchiveReader
 from qim_streams.archive.rocksdb_archive import RocksArchive
 from qim_streams.archive.rocksdb_reader import RocksArchiveReader
-from qim_streams.commit.calls import PartitionCalls
 from qim_streams.commit.keys import base, conversation
 from qim_streams.commit.ports import CommitStatus, Confirmed
-from qim_streams.commit.script_pipe import ScriptPipe
 from qim_streams.history.ports import HistoryStore
 from qim_streams.history.redis_history import RedisHistoryStore
 from qim_streams.history.service import HistoryService
@@ -41,8 +39,7 @@ def memory_past() -> tuple[HotTier, HistoryStore]:
 
 def redis_past(client: RedisClient) -> tuple[HotTier, HistoryStore]:
     """The adapters on a real Redis."""
-    calls = PartitionCalls(ScriptPipe(client))
-    return redis_tier(client), RedisHistoryStore(client, calls, partition_of)
+    return redis_tier(client), RedisHistoryStore(client, partition_of)
 
 
 @dataclass

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from qim_streams.errors import StoreUnavailable
+from qim_streams.history.ports import ROWS_MAX
 from qim_streams.history.redis_history import RedisHistoryStore
 from qim_streams.records import decode_message
 from qim_streams.redis_tier import RedisClient
@@ -38,7 +39,7 @@ async def test_there_is_no_such_conversation(tiers: Tiers) -> None:
     await tiers.hot.group("g", {"ann": "owner"})
     assert await tiers.store.view(TENANT, "h", "ann") is None
     assert await tiers.store.view("other", "g", "ann") is None
-    assert await tiers.store.rows(TENANT, "h", [1]) == (0, [None])
+    assert await tiers.store.rows(TENANT, "h", [(1, 1)]) == (0, [None])
 
 
 async def test_a_new_conversation(tiers: Tiers) -> None:
@@ -99,11 +100,12 @@ async def test_records_come_in_the_order_asked_for(tiers: Tiers) -> None:
     await tiers.say("g", "ann", 40)
     await tiers.archive_up_to("g", 10)
     await tiers.trim("g", [2, 3])
-    found = await tiers.store.rows(TENANT, "g", [40, 41, 3, 1])
+    found = await tiers.store.rows(TENANT, "g", [(39, 41), (1, 4)])
     assert found.allocated_seq == 40
-    assert [row and decode_message(row).conversation_seq for row in found.rows] == [40, None, None, 1]
-    many = await tiers.store.rows(TENANT, "g", range(1, 201))
-    assert sum(row is not None for row in many.rows) == 38
+    seen = [row and decode_message(row).conversation_seq for row in found.rows]
+    assert seen == [39, 40, None, 1, None, None, 4]
+    many = await tiers.store.rows(TENANT, "g", [(1, ROWS_MAX)])
+    assert (len(many.rows), sum(row is not None for row in many.rows)) == (ROWS_MAX, 38)
 
 
 async def test_large_numbers_are_exact(tiers: Tiers) -> None:
@@ -113,7 +115,7 @@ async def test_large_numbers_are_exact(tiers: Tiers) -> None:
     made = await tiers.say("g", "ann", 2, confirm=False)
     assert [seq for seq, _ in made] == [2**53 - 2, 2**53 - 1]
     assert await numbers(tiers) == (2**53 - 1, 2**53 - 3)
-    rows = (await tiers.store.rows(TENANT, "g", [2**53 - 1])).rows
+    rows = (await tiers.store.rows(TENANT, "g", [(2**53 - 1, 2**53 - 1)])).rows
     assert rows[0] is not None
     assert decode_message(rows[0]).conversation_seq == 2**53 - 1
 
@@ -122,16 +124,14 @@ async def test_a_lost_redis_is_an_error_of_ours(hot_client: RedisClient) -> None
     """No driver's error leaves the adapter; nothing was applied or read."""
     from pydantic import SecretStr
 
-    from qim_streams.commit.calls import PartitionCalls
-    from qim_streams.commit.script_pipe import ScriptPipe
     from qim_streams.embedded.ports import free_ports
     from qim_streams.redis_tier import connect
     from qim_streams.settings import Settings
 
     nobody = connect(Settings(redis_url=SecretStr(f"redis://127.0.0.1:{free_ports(1)[0]}/0")))
-    store = RedisHistoryStore(nobody, PartitionCalls(ScriptPipe(nobody)), partition_of)
+    store = RedisHistoryStore(nobody, partition_of)
     with pytest.raises(StoreUnavailable):
         await store.view(TENANT, "g", "ann")
     with pytest.raises(StoreUnavailable):
-        await store.rows(TENANT, "g", [1])
+        await store.rows(TENANT, "g", [(1, 1)])
     await nobody.aclose()

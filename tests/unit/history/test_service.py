@@ -137,7 +137,7 @@ async def test_a_hot_tier_that_went_back_is_not_believed() -> None:
             del state.records[TENANT, CHAT][seq]
 
     world.store.before_rows = go_back
-    with pytest.raises(StoreUnavailable, match="forgotten"):
+    with pytest.raises(StoreUnavailable, match="forgot"):
         await world.service().page(reader(), older(None, 3))
     assert seqs(await world.service().page(reader(), older(None, 3))) == [6, 7, 8]
 
