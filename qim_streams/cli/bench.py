@@ -55,6 +55,8 @@ ACK_P99_MS, E2E_P99_MS = 150.0, 300.0
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="write the report here")
 @click.option("--plot", "plot_file", type=click.Path(path_type=Path), help="draw latency over time (PNG)")
 @click.option("--state-dir", type=click.Path(path_type=Path), default=Path(".qim/bench"), show_default=True)
+@click.option("--workers", multiple=True, metavar="ROLE=COUNT", help="of a stack that is started; repeatable")
+@click.option("--quick", is_flag=True, help="start a broker that is up sooner and slower: for trying out")
 @click.option("--quiet", is_flag=True, help="no line per second")
 def bench(**given: Any) -> None:
     """Load a stack with real WebSockets, open loop, and check every delivery.
@@ -74,6 +76,10 @@ def _bench(given: dict[str, Any]) -> int:
     from qim_streams.embedded.status import read_status
 
     options, trace = _options(given)
+    for name in ("json", "plot"):
+        path: Path | None = given[f"{name}_file"]
+        if path is not None and not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+            raise ConfigError(f"--{name} {path}: {path.parent} is no directory that can be written to")
     state_dir: Path = given["state_dir"]
     status = read_status(state_dir)
     if status is not None and status.alive:
@@ -136,6 +142,7 @@ def _options(given: dict[str, Any]) -> "tuple[BenchOptions, Trace | None]":
 
 def _on_own(options: "BenchOptions", trace: "Trace | None", given: dict[str, Any], state_dir: Path) -> int:
     """Start a stack, run, stop it."""
+    from qim_streams.cli.up import parse_workers
     from qim_streams.stack import plan
     from qim_streams.stack.run import Running, RunOptions, ServerOptions, run_stack
 
@@ -150,7 +157,8 @@ def _on_own(options: "BenchOptions", trace: "Trace | None", given: dict[str, Any
         return codes[0]
 
     click.echo(f"no stack runs in {state_dir}: starting one")
-    ended = run_stack(RunOptions(plan.StackOptions(state_dir), ServerOptions()), work)
+    stack = plan.StackOptions(state_dir, workers=parse_workers(given["workers"]))
+    ended = run_stack(RunOptions(stack, ServerOptions(quick=given["quick"])), work)
     if not codes:
         raise ConfigError(f"the stack did not start (exit code {ended}); see {state_dir / 'log'}")
     return codes[0]
@@ -163,13 +171,9 @@ async def _on_running(
     say = _say_nothing if given["quiet"] else click.echo
     if given["find_max"]:
         return await _find_max(options, trace, given, target)
-    return _report(await _run(options, target, trace, say), given, {})
-
-
-async def _run(options: "BenchOptions", target: "Target", trace: "Trace | None", say: Any) -> "Outcome":
     from qim_streams.loadgen.run import run_bench
 
-    return await run_bench(options, target, trace, say)
+    return _report(await run_bench(options, target, trace, say), given, target, {})
 
 
 def _say_nothing(_: str) -> None:
@@ -179,25 +183,28 @@ def _say_nothing(_: str) -> None:
 def _target(state_dir: Path) -> "Target":
     from qim_streams.client.discovery import CLIENT_FILE, discover
     from qim_streams.loadgen.run import Target
-    from qim_streams.settings import load_settings
+    from qim_streams.loadgen.surroundings import stack_settings
 
     address = discover(state_dir)
     try:
         redis_url = json.loads((state_dir / CLIENT_FILE).read_text()).get("redis_url", "")
     except (OSError, ValueError) as error:
         raise ConfigError(f"{state_dir / CLIENT_FILE}: cannot be read ({error})") from None
-    return Target(address, state_dir.resolve(), redis_url, load_settings().mailbox_shards)
+    return Target(address, state_dir.resolve(), redis_url, stack_settings(state_dir)["mailbox_shards"])
 
 
 async def _find_max(
     options: "BenchOptions", trace: "Trace | None", given: dict[str, Any], target: "Target"
 ) -> int:
     """Search; the report is the one of the highest rate that held, with every step."""
+    from qim_streams.loadgen.options import check
+    from qim_streams.loadgen.run import draw_tag, run_bench
     from qim_streams.loadgen.search import Search
 
-    search, steps, best = Search(options.rate), [], None
+    search, steps, best, tag = Search(options.rate), [], None, draw_tag()
     while (rate := search.next_rate()) is not None:
-        outcome = await _run(replace(options, rate=rate), target, trace, _say_nothing)
+        step = check(replace(options, rate=rate))
+        outcome = await run_bench(step, target, trace, _say_nothing, tag=tag, made=bool(steps))
         ack_ms, e2e_ms = outcome.ack_ms["p99"], outcome.e2e_ms["p99"]
         within = ack_ms <= given["ack_p99_ms"] and e2e_ms <= given["e2e_p99_ms"]
         held = outcome.clean and within and not outcome.verdict.refused
@@ -214,18 +221,18 @@ async def _find_max(
             best = outcome
     assert best is not None
     click.echo(f"highest rate that holds: {search.held:,.0f} msg/s")
-    code = _report(best, given, {"find_max": {"held_per_s": search.held, "steps": steps}})
+    code = _report(best, given, target, {"find_max": {"held_per_s": search.held, "steps": steps}})
     return code if search.held else EXIT_NOT_CLEAN
 
 
-def _report(outcome: "Outcome", given: dict[str, Any], extra: dict[str, Any]) -> int:
+def _report(outcome: "Outcome", given: dict[str, Any], target: "Target", extra: dict[str, Any]) -> int:
     from qim_streams.loadgen.outcome import document, lines
     from qim_streams.loadgen.surroundings import surroundings
 
     for line in lines(outcome):
         click.echo(line)
     if given["json_file"] is not None:
-        text = json.dumps({**document(outcome, surroundings()), **extra}, indent=1)
+        text = json.dumps({**document(outcome, surroundings(target.state_dir)), **extra}, indent=1)
         given["json_file"].write_text(text + "\n")
         click.echo(f"report: {given['json_file']}")
     if given["plot_file"] is not None:

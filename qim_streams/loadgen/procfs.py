@@ -39,6 +39,18 @@ class Usage:
         return {role: sum(known.values()) - self._zero[role] for role, known in self._cpu.items()}
 
 
+def environment(pid: int, names: Iterable[str]) -> dict[str, str]:
+    """Those of the variables `names` that a process was started with; empty when it cannot be read."""
+    try:
+        content = (_PROC / str(pid) / "environ").read_bytes()
+    except OSError:
+        return {}
+    pairs = (item.partition(b"=") for item in content.split(b"\0"))
+    wanted = set(names)
+    found = {name.decode(errors="replace"): value.decode(errors="replace") for name, _, value in pairs}
+    return {name: value for name, value in found.items() if name in wanted}
+
+
 def _table() -> dict[int, tuple[int, float, int]]:
     """pid -> (parent, CPU seconds, resident bytes) of every process that can be read."""
     rows: dict[int, tuple[int, float, int]] = {}

@@ -43,7 +43,11 @@ class Progress:
         self._say(
             f"{when}  sent {total['sent']:,}  acked/s {rates['acked']:,}  "
             f"delivered/s {rates['delivered']:,}  "
-            f"ack P99 {ack.percentile_ms(0.99):,.0f} ms  e2e P99 {e2e.percentile_ms(0.99):,.0f} ms"
+            f"ack P99 {_p99(ack)}  e2e P99 {_p99(e2e)}"
             + (f"  refused {total['refused']:,}" if total["refused"] else "")
             + (f"  waiting {total['waiting']:,}" if total["waiting"] > 1_000 else "")
         )
+
+
+def _p99(part: Histogram) -> str:
+    return f"{part.percentile_ms(0.99):,.0f} ms" if part.count else "-"

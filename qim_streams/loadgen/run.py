@@ -37,6 +37,7 @@ from qim_streams.loadgen.verdict import Verdict, judge
 START_DELAY_NS = 300_000_000
 STEP_S = 0.2
 STILL_S = 15.0  # nothing moves for so long: what is missing will not come by itself
+SET_UP = {"connect": "devices online", "groups": "groups made", "open": "chats opened"}
 _NS = 1_000_000_000
 
 Say = Callable[[str], None]
@@ -52,30 +53,39 @@ class Target:
     mailbox_shards: int = 0
 
 
-async def run_bench(options: BenchOptions, target: Target, trace: Trace | None, say: Say) -> Outcome:
-    """Carry out one run. ConfigError when it cannot be done."""
+def draw_tag() -> str:
+    """A name for the users and conversations of a run that no other run has."""
+    return f"{random.SystemRandom().getrandbits(32):08x}"
+
+
+async def run_bench(
+    options: BenchOptions, target: Target, trace: Trace | None, say: Say, *, tag: str = "", made: bool = False
+) -> Outcome:
+    """Carry out one run. ConfigError when it cannot be done.
+
+    `tag` names users and conversations, by default new ones; with `made` those of the tag exist already.
+    """
     run = random.SystemRandom().getrandbits(32)
-    plan = make_plan(options, f"{run:08x}", target.address.require_tenant(), trace)
+    plan = make_plan(options, tag or draw_tag(), target.address.require_tenant(), trace)
     progress = Progress(options, say)
     shards = target.mailbox_shards if target.redis_url else 0
     outcome = Outcome(options, Verdict())
     async with Fleet(options, plan, target.address, run, shards, progress.heard) as fleet:
-        await _set_up(fleet, plan, outcome, say)
+        await _set_up(fleet, outcome, say, ("connect",) if made else tuple(SET_UP))
         await _measure(fleet, options, target, outcome)
         await _drain(fleet, options, outcome, say)
-        ledgers = await _check(fleet, plan, options, outcome, say)
-        del ledgers
+        await _check(fleet, plan, options, outcome, say)
         await fleet.all("stop")
     return outcome
 
 
-async def _set_up(fleet: Fleet, plan: Plan, outcome: Outcome, say: Say) -> None:
-    for name, text in (("connect", "devices online"), ("groups", "groups made"), ("open", "chats opened")):
+async def _set_up(fleet: Fleet, outcome: Outcome, say: Say, names: Sequence[str]) -> None:
+    for name in names:
         began_s = time.monotonic()
         count = sum(await fleet.all(name))
         outcome.setup_s[name] = time.monotonic() - began_s
         if count:
-            say(f"{count:,} {text} in {outcome.setup_s[name]:.1f} s")
+            say(f"{count:,} {SET_UP[name]} in {outcome.setup_s[name]:.1f} s")
 
 
 async def _measure(fleet: Fleet, options: BenchOptions, target: Target, outcome: Outcome) -> None:
@@ -152,9 +162,7 @@ async def _drain(fleet: Fleet, options: BenchOptions, outcome: Outcome, say: Say
         await asyncio.sleep(STEP_S)
 
 
-async def _check(
-    fleet: Fleet, plan: Plan, options: BenchOptions, outcome: Outcome, say: Say
-) -> Sequence[Any]:
+async def _check(fleet: Fleet, plan: Plan, options: BenchOptions, outcome: Outcome, say: Say) -> None:
     offline = _offline_sample(plan, options)
     if offline:
         say(f"reading the mailboxes of {len(offline):,} users who were not online")
@@ -172,7 +180,6 @@ async def _check(
         verdict = judge(plan, [one["ledger"] for one in accounts], checked)
     outcome.verdict = verdict
     _take(accounts, outcome)
-    return accounts
 
 
 def _split(users: Sequence[int], processes: int) -> list[tuple[list[int]]]:

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from qim_streams import __version__
-from qim_streams.settings import load_settings
+from qim_streams.embedded.status import read_status
+from qim_streams.loadgen.procfs import environment
+from qim_streams.settings import Settings
 
 PACKAGES = ("aiokafka", "confluent-kafka", "faust-streaming", "redis", "rocksdict", "uvloop")
 SHOWN_SETTINGS = (
@@ -20,14 +22,23 @@ SHOWN_SETTINGS = (
 )  # fmt: skip
 
 
-def surroundings() -> dict[str, Any]:
-    """settings, versions, machine, command_line, at and commit of the report; no secret is among them."""
-    settings = load_settings()
+def stack_settings(state_dir: Path | None) -> dict[str, Any]:
+    """The settings of `SHOWN_SETTINGS` that the gateway of a running stack has, defaults included."""
+    given: dict[str, str] = {}
+    status = read_status(state_dir) if state_dir is not None else None
+    if status is not None:
+        pids = {role.name: role.pid for role in status.roles if role.pid}
+        given = environment(pids.get("gateway", 0), [f"QIM_{name.upper()}" for name in SHOWN_SETTINGS])
+    defaults = {name: Settings.model_fields[name].default for name in SHOWN_SETTINGS}
     return {
-        "settings": {
-            **{name: getattr(settings, name) for name in SHOWN_SETTINGS},
-            "environment": sorted(name for name in os.environ if name.startswith("QIM_")),
-        },
+        name: type(default)(given.get(f"QIM_{name.upper()}", default)) for name, default in defaults.items()
+    }
+
+
+def surroundings(state_dir: Path | None) -> dict[str, Any]:
+    """settings, versions, machine, command_line, at and commit of the report; no secret is among them."""
+    return {
+        "settings": stack_settings(state_dir),
         "versions": {
             "qim-streams": __version__,
             "python": platform.python_version(),
