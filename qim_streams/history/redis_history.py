@@ -44,8 +44,9 @@ class RedisHistoryStore:
 
     async def rows(self, tenant_id: str, conversation_id: str, spans: Sequence[tuple[int, int]]) -> HotRows:
         """See the port."""
-        ends = [seq for span in spans for seq in span]
-        args = (keys.conversation(tenant_id, conversation_id), *ends)
+        args: list[str | int] = [keys.conversation(tenant_id, conversation_id)]
+        for low, high in spans:
+            args += (low, high)
         partition = self._partition_of(tenant_id, conversation_id)
         allocated, *rows = await self._records.read(self._rows, partition, args)
         return HotRows(int(allocated), rows)
