@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import platform
+import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 from tests.perf import figures
 
 PACKAGES = ("faust-streaming", "aiokafka", "confluent-kafka", "redis", "rocksdict", "uvloop")
+CALIBRATION_ITEMS, CALIBRATION_ROUNDS = 10_000, 7
 Cell = str | float | int | None
 
 
@@ -26,6 +28,7 @@ def machine() -> dict[str, Any]:
         "memory_mb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20,
         "system": f"{platform.system()} {platform.release()}",
         "load_1min": round(os.getloadavg()[0], 2),
+        "calibration_us": round(calibration_us(), 1),
     }
 
 
@@ -35,6 +38,21 @@ def versions() -> dict[str, str | None]:
     return {"commit": figures.commit(), "python": platform.python_version(), **packages}
 
 
+def calibration_us() -> float:
+    """CPU µs of a fixed piece of Python, the best of some: how fast machine and interpreter are just now.
+
+    A Python built without profile-guided optimization takes a quarter more, a machine with busy siblings
+    even more: figures of two runs compare as far as these do.
+    """
+    values = tuple(range(CALIBRATION_ITEMS))
+    taken = []
+    for _ in range(CALIBRATION_ROUNDS):
+        before = time.thread_time_ns()
+        {str(value): (value, value + 1) for value in values}
+        taken.append(time.thread_time_ns() - before)
+    return min(taken) / 1_000
+
+
 def begin(title: str, seed: int | None) -> None:
     """Print the first line of a report; from here on drivers log errors only."""
     logging.basicConfig(level=logging.ERROR)
@@ -42,7 +60,8 @@ def begin(title: str, seed: int | None) -> None:
     seeded = "" if seed is None else f", seed {seed}"
     print(
         f"{title}{seeded}; {here['cpus']} x {here['model']}, load {here['load_1min']}, "
-        f"Python {platform.python_version()}, commit {figures.commit()}",
+        f"Python {platform.python_version()}, calibration {here['calibration_us']:,.0f} µs, "
+        f"commit {figures.commit()}",
         flush=True,
     )
 
