@@ -25,6 +25,7 @@ _COMMANDS = {
     "chat": ("qim_streams.cli.chat", "chat", "talk in a terminal"),
     "send": ("qim_streams.cli.send", "send", "send one message"),
     "tail": ("qim_streams.cli.tail", "tail", "print a user's messages as they arrive"),
+    "history": ("qim_streams.cli.history", "history", "print a conversation as a user may read it"),
     "token": ("qim_streams.cli.token", "token", "mint an access token for a user"),
     "group": ("qim_streams.cli.group", "group", "create and change groups"),
     "tables": ("qim_streams.cli.tables", "tables", "look into DispatchProgress and W[lane]"),

@@ -12,8 +12,8 @@ from history what it missed::
 
 Reading order: `options`, `deliveries`; the rules without sockets: `inbox` (dedup and order), `pulls` and
 `coverage` (what was pulled), `sends`, `session` (all of them on one connection); `store`, `sqlite_store`
-and `journal` (kept first, handed out then); `requests`, `conversations` and `rebuild`; then `link`,
-`keeper`, `client`. The guide for applications is ``docs/sdk.md``.
+and `journal` (kept first, handed out then); `requests`, `history`, `conversations` and `rebuild`; then
+`link`, `keeper`, `client`. The guide for applications is ``docs/sdk.md``.
 
 Spec: §3, §6, §7, §8.
 """

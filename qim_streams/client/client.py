@@ -22,6 +22,7 @@ import aiohttp
 from qim_streams.client.conversations import ConversationSet, KnownConversations
 from qim_streams.client.deliveries import Delivery, SendReceipt, Stopped
 from qim_streams.client.groups import Groups
+from qim_streams.client.history import History
 from qim_streams.client.journal import Batch, Journal
 from qim_streams.client.keeper import Keeper, TokenSource, websocket_url
 from qim_streams.client.options import ClientOptions, body_bytes_max
@@ -66,6 +67,7 @@ class QimClient:
         self.session = session = Session(device_id, self.options, random, state)
         self.requests = Requests(self, random)
         self.groups = Groups(self.requests)
+        self.history = History(self.requests)
         self.keeper = Keeper(session, self.options, websocket_url(url), token, self._received, self._room)
         self._journal = Journal(self._store, state, self._hand_out, self._fail)
         self._rebuilder = Rebuilder(

@@ -1,6 +1,6 @@
 """The hot tier as history reads it, in memory: the verified fake of `history.ports.HistoryStore`.
 
-`reads` counts calls for records. `before_rows`, when set, runs once right before the next of them, as a
+`reads` counts calls for records, `views` those for conversations. `before_rows`, when set, runs once right before the next of them, as a
 neighbour would do something between two steps of a reader.
 """
 
@@ -17,7 +17,7 @@ class MemoryHistoryStore:
     def __init__(self, tier: MemoryHotTier) -> None:
         self.tier = tier
         self.unavailable = False
-        self.reads = 0
+        self.reads = self.views = 0
         self.before_rows: Callable[[], object] | None = None
 
     def _check(self) -> None:
@@ -26,6 +26,7 @@ class MemoryHistoryStore:
 
     async def view(self, tenant_id: str, conversation_id: str, user_id: str) -> ConversationView | None:
         """See the port."""
+        self.views += 1
         self._check()
         key = (tenant_id, conversation_id)
         state, group = self.tier.state_of(key), self.tier.groups.get(key)

@@ -1,4 +1,4 @@
-"""PULL_HISTORY on real sockets, in both encodings: pages, breaks, every refusal, windows, faults (T-X3, T-X5)."""
+"""PULL_HISTORY on real sockets, in both encodings: pages, breaks, refusals, windows, faults (T-X3, T-X5)."""
 
 import asyncio
 import json
@@ -43,7 +43,7 @@ def seqs(page: HistoryPage) -> list[int]:
 
 @BOTH
 async def test_pages_both_ways(world: GatewayWorld, codec: Codec) -> None:
-    """E10, E11: newest first without an anchor, then back; forth from the beginning; over the trim boundary."""
+    """E10, E11: the newest without an anchor, then back; forth from the beginning; over the trim boundary."""
     async with await WireClient.connect(world.url, codec) as ann:
         await ann.sign_on("ann")
         newest = await page_of(ann, "older", None, 10)
@@ -99,12 +99,11 @@ async def test_who_left_reads_his_part(world: GatewayWorld) -> None:
 
 @BOTH
 async def test_every_refusal_has_its_code(world: GatewayWorld, codec: Codec) -> None:
-    """Unknown conversation, stranger, bad fields one by one: the request, the code and the field are named."""
+    """Unknown conversation, stranger, bad fields one by one: request, code and field are named."""
 
     async def refused(client: WireClient, **changes: Any) -> Error:
-        raw: dict[str, Any] = {
-            "t": "PULL_HISTORY", "rid": 7, "conversation_id": CHAT, "direction": "newer", "anchor": 0, "limit": 5,
-        }  # fmt: skip
+        raw: dict[str, Any] = {"t": "PULL_HISTORY", "rid": 7, "conversation_id": CHAT, "limit": 5}
+        raw |= {"direction": "newer", "anchor": 0}
         for name, value in changes.items():
             if value is None:
                 del raw[name]
