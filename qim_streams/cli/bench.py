@@ -38,7 +38,7 @@ ACK_P99_MS, E2E_P99_MS = 150.0, 300.0
 @click.option("--online", type=float, help="share of the users that is online, instead of --connections")
 @click.option("--groups", type=int, default=10, show_default=True, help="how many groups group:N makes")
 @click.option("--contacts", type=int, default=20, show_default=True, help="direct chats of a user")
-@click.option("--processes", type=int, default=2, show_default=True, help="generator processes")
+@click.option("--processes", type=int, help="generator processes  [default: one per four cores]")
 @click.option("--body", type=int, default=128, show_default=True, help="bytes of a message")
 @click.option("--arrivals", type=click.Choice(["poisson", "even"]), default="poisson", show_default=True)
 @click.option("--speed", type=float, default=1.0, show_default=True, help="how much faster to play a trace")
@@ -94,6 +94,7 @@ def _options(given: dict[str, Any]) -> "tuple[BenchOptions, Trace | None]":
         LARGE_ONLINE_DEFAULT,
         BenchOptions,
         check,
+        default_processes,
         parse_kill,
         parse_workload,
     )
@@ -116,6 +117,9 @@ def _options(given: dict[str, Any]) -> "tuple[BenchOptions, Trace | None]":
         connections = max(2, int((users or connections or 200) * online))
     connections = connections or max(200, min(group_size, 2_000))
     users = users or max(connections, group_size)
+    processes = given["processes"]
+    if processes is None:
+        processes = default_processes(os.cpu_count() or 1)
     options = BenchOptions(
         workload=workload,
         group_size=group_size,
@@ -128,7 +132,7 @@ def _options(given: dict[str, Any]) -> "tuple[BenchOptions, Trace | None]":
         users=users,
         groups=given["groups"],
         contacts=given["contacts"],
-        processes=given["processes"],
+        processes=processes,
         body=given["body"],
         seed=given["seed"],
         arrivals=given["arrivals"],
@@ -197,11 +201,13 @@ async def _find_max(
     options: "BenchOptions", trace: "Trace | None", given: dict[str, Any], target: "Target"
 ) -> int:
     """Search; the report is the one of the highest rate that held, with every step."""
-    from qim_streams.loadgen.options import check
+    from qim_streams.loadgen.options import MESSAGES_MAX, check
     from qim_streams.loadgen.run import draw_tag, run_bench
     from qim_streams.loadgen.search import Search
 
-    search, steps, best, tag = Search(options.rate), [], None, draw_tag()
+    rate_max = MESSAGES_MAX / (options.warm_up_s + options.duration_s)
+    search, best, tag = Search(options.rate, rate_max=rate_max), None, draw_tag()
+    steps: list[dict[str, Any]] = []
     while (rate := search.next_rate()) is not None:
         step = check(replace(options, rate=rate))
         outcome = await run_bench(step, target, trace, _say_nothing, tag=tag, made=bool(steps))

@@ -13,7 +13,7 @@ from qim_streams.loadgen.verdict import Verdict
 from qim_streams.wire.codes import BY_CODE
 
 SERVERS = {"kafka": "broker", "tansu": "broker", "redis": "redis"}
-LATE_MAX_MS = 20.0
+LATE_MAX_MS, BUSY_MAX = 20.0, 0.7
 
 
 @dataclass(slots=True)
@@ -63,6 +63,11 @@ class Outcome:
     def generator_is_late(self) -> bool:
         """Whether the generator itself could not keep up."""
         return self.late.percentile_ms(0.99) > LATE_MAX_MS
+
+    @property
+    def busiest(self) -> float:
+        """Share of a core that the busiest generator process used."""
+        return max(self.generator_cpu_s, default=0.0) / self.options.duration_s
 
 
 def role_of(name: str) -> str:
@@ -208,9 +213,10 @@ def lines(outcome: Outcome) -> list[str]:
     ]
     if outcome.generator_is_late:
         shown.append(
-            "  NOTE        the generator itself was late: its CPU is part of these latencies; "
-            "lower --rate or raise --processes"
+            "  NOTE        the generator itself was late, for want of CPU: that is part of these latencies"
         )
+    if outcome.busiest > BUSY_MAX:
+        shown.append("  NOTE        a generator process was busy: raise --processes")
     if outcome.stopped_early:
         shown.append("  NOTE        sending was stopped: too many sends had no answer")
     shown.append("clean" if outcome.clean else "NOT CLEAN")
