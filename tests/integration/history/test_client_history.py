@@ -3,7 +3,7 @@
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 
 import pytest
 from click.testing import CliRunner, Result
@@ -16,6 +16,7 @@ from qim_streams.ids import direct_conversation_id
 from qim_streams.wire.frames import HistoryBreak, HistoryPage
 from tests.support.gateway_world import TENANT, GatewayWorld, token
 from tests.support.history_world import CHAT
+from tests.support.waiting import eventually
 
 EVER = ((0, None),)
 QUICK = ClientOptions(backoff_base_ms=10, backoff_cap_ms=50, follow_endpoint=False)
@@ -40,6 +41,13 @@ async def bob(world: GatewayWorld) -> AsyncIterator[QimClient]:
 def seqs(page: HistoryPage) -> list[int]:
     """The numbers of a page's messages."""
     return [message.conversation_seq for message in page.messages]
+
+
+async def asked(world: GatewayWorld, call: Awaitable[HistoryPage]) -> "asyncio.Future[HistoryPage]":
+    """The call under way: its request has reached the gateway."""
+    views, task = world.past.store.views, asyncio.ensure_future(call)
+    await eventually(lambda: world.past.store.views > views)
+    return task
 
 
 async def test_a_page_and_the_one_before(bob: QimClient) -> None:
@@ -68,14 +76,12 @@ async def test_refusals_are_final_and_waits_are_waited_out(world: GatewayWorld, 
             await bob.history(chat)
         assert refused.value.code == code
     world.past.store.unavailable = True
-    waiting = asyncio.create_task(bob.history(CHAT, limit=1))
-    await asyncio.sleep(0.05)
+    waiting = await asked(world, bob.history(CHAT, limit=1))
     assert not waiting.done()
     world.past.store.unavailable = False
     assert seqs(await waiting) == [30]
     last = world.past.say(pending=True)
-    waiting = asyncio.create_task(bob.history(CHAT, direction="newer", anchor=30))
-    await asyncio.sleep(0.05)
+    waiting = await asked(world, bob.history(CHAT, direction="newer", anchor=30))
     world.past.confirm(last)
     assert seqs(await waiting) == [31]
     world.past.archive.unavailable = world.past.store.unavailable = True
@@ -86,8 +92,7 @@ async def test_refusals_are_final_and_waits_are_waited_out(world: GatewayWorld, 
 async def test_a_lost_connection_is_asked_again_on_the_next(world: GatewayWorld, bob: QimClient) -> None:
     """The socket dies with the request on it: the page comes all the same."""
     world.past.say(1, pending=True)
-    waiting = asyncio.create_task(bob.history(CHAT, direction="newer", anchor=30))
-    await asyncio.sleep(0.05)
+    waiting = await asked(world, bob.history(CHAT, direction="newer", anchor=30))
     for socket in list(world.server.sockets):
         socket.abort()
     world.past.confirm(31)
