@@ -19,6 +19,7 @@ Spec: §14.8.
 """
 
 import asyncio
+import logging
 import socket
 import ssl
 import threading
@@ -33,6 +34,7 @@ from cassandra import (
     ConsistencyLevel,
     InvalidRequest,
     OperationTimedOut,
+    ProtocolVersion,
     RequestExecutionException,
     Unauthorized,
     Unavailable,
@@ -235,6 +237,8 @@ class CassandraSession:
 
 def make_cluster(options: CassandraOptions) -> Cluster:
     """The driver's cluster object with every option that matters. Reads the files it is told of."""
+    # While a host is away the driver writes a traceback at each of its attempts; our callers say it once.
+    logging.getLogger("cassandra").setLevel(logging.ERROR)
     balancing = TokenAwarePolicy(DCAwareRoundRobinPolicy(local_dc=options.local_dc))
     write = options.consistency
 
@@ -251,6 +255,7 @@ def make_cluster(options: CassandraOptions) -> Cluster:
     return Cluster(
         contact_points=list(options.hosts),
         port=options.port,
+        protocol_version=ProtocolVersion.V4,  # what Cassandra and ScyllaDB both speak
         execution_profiles={_WRITE: profile(write), _READ: profile(_READ_CONSISTENCY.get(write, write))},
         auth_provider=_login(options),
         ssl_context=_tls(options),

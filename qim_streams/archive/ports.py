@@ -1,11 +1,11 @@
-"""The port of archives.
+"""Ports of the archive stage: the archive, and the hot tier's messages that it stands in for.
 
 Spec: §1, §3, §14.8.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 RANGE_LIMIT_MAX = 1_000  # messages in one answer of `range`
 SEQ_MAX = 2**63 - 1  # of an archived message; a store may keep it as a signed number of 64 bits
@@ -85,6 +85,55 @@ class Archive(ArchiveReader, Protocol):
         `messages` holds an address at most once and may be empty. StoreUnavailable: some of the
         messages may be there, the watermark does not cover them (outcome UNKNOWN); repeat the call.
         """
+
+
+class ArchivedCopy(NamedTuple):
+    """What the archive holds of a message that may leave the hot tier: it goes only if it is the same."""
+
+    conversation_seq: int
+    message_id: bytes
+    record: bytes
+
+
+class Dropped(NamedTuple):
+    """What `HotRecords.drop` did: messages removed, messages kept because the hot tier holds another state
+    of them, and the seq of a message that is not confirmed yet, where it stopped (None: it did not)."""
+
+    removed: int
+    differing: int
+    stopped_at: int | None
+
+
+class HotRecords(Protocol):
+    """The hot tier's messages as the trimmer sees them. StoreUnavailable: nothing of a call, or all of it.
+
+    Each conversation has a number `hot_from`, at first 1: what lies below was trimmed before.
+    """
+
+    async def note(self, partition: int, conversations: Sequence[tuple[str, str]], at_ms: int) -> list[int]:
+        """Remember that messages of (tenant, conversation) were archived at `at_ms`; their `hot_from`.
+
+        0 for a conversation that the hot tier does not know: there is nothing to trim, nor to remember.
+        """
+
+    async def silent(self, partition: int, before_ms: int, limit: int) -> list[tuple[str, str, int]]:
+        """(tenant, conversation, hot_from) of what was last noted at or before `before_ms`, oldest first."""
+
+    async def drop(
+        self,
+        partition: int,
+        conversation: tuple[str, str],
+        copies: Sequence[ArchivedCopy],
+        hot_from: int,
+    ) -> Dropped:
+        """Remove each message of which the hot tier holds the very same bytes; then raise `hot_from`.
+
+        `copies` ascend. A message that is still RESERVED stays: a writer may have to append it again; the
+        call ends there, and `hot_from` is raised to its seq at most. `hot_from` never goes down.
+        """
+
+    async def forget(self, partition: int, conversations: Sequence[tuple[str, str]], before_ms: int) -> None:
+        """Take (tenant, conversation) off the list of `silent`, unless noted again after `before_ms`."""
 
 
 def require_limit(limit: int) -> int:

@@ -6,8 +6,10 @@ takes partitions that it could not serve, and then ends with 78 and says which d
 Cassandra archive any number of archivers share the partitions.
 
 An archive that is unavailable holds only this role: the batch is retried in place for as long as it takes,
-unacknowledged, and sends go on. Nor does a start wait in vain: positions are asked for until the archive
-answers.
+unacknowledged, sends go on, and nothing is trimmed from the hot tier. Nor does a start wait in vain:
+positions are asked for until the archive answers.
+
+Behind the archiver the hot tier is trimmed of what is archived (`archive.trimmer`).
 
 Spec: §1 ARCHIVED, §3, §14.8.
 """
@@ -18,15 +20,19 @@ from typing import NamedTuple
 
 from qim_streams.archive.opening import open_archive
 from qim_streams.archive.ports import Archive
+from qim_streams.archive.redis_hot import RedisHotRecords
 from qim_streams.archive.service import HistoryArchiver
+from qim_streams.archive.trimmer import HotTierTrimmer, TrimPolicy
 from qim_streams.errors import InvariantViolation
 from qim_streams.log_ports import LogBatch
+from qim_streams.redis_tier import RedisClient, connect
 from qim_streams.roles.poison import PoisonLetters
 from qim_streams.runtime import now_ms
 from qim_streams.settings import Settings, load_settings
 from qim_streams.streaming import topics
 from qim_streams.streaming.app import StreamApp, build_app
 from qim_streams.streaming.dead_letter import DEAD_LETTER_TOPIC, DeadLetterSink
+from qim_streams.streaming.doubt import die
 from qim_streams.streaming.lanes import PartitionLanes, SourceRole
 from qim_streams.streaming.spec import AppSpec
 from qim_streams.streaming.web import Page, add_page, add_standard_pages
@@ -48,15 +54,33 @@ class _ArchiverRole:
     def __init__(self, settings: Settings, poison: PoisonLetters) -> None:
         self._settings, self._poison = settings, poison
         self._archive: Archive | None = None
+        self._redis: RedisClient | None = None
+        self._trimmer: HotTierTrimmer | None = None
         self._service: HistoryArchiver | None = None
 
     async def open(self) -> None:
         """Take the archive; ConfigError when it is in use or not available."""
-        self._archive = await open_archive(self._settings)
-        self._service = HistoryArchiver(OUTBOX_TOPIC, self._archive, self._poison, now_ms=now_ms)
+        settings = self._settings
+        self._archive = await open_archive(settings)
+        self._redis = connect(settings)
+        self._trimmer = HotTierTrimmer(
+            self._archive,
+            RedisHotRecords(self._redis),
+            TrimPolicy(settings.hot_tier_messages_kept, settings.hot_tier_kept_s * 1_000),
+            now_ms=now_ms,
+            die=die,
+        )
+        self._service = HistoryArchiver(
+            OUTBOX_TOPIC, self._archive, self._poison, now_ms=now_ms, on_covered=self._trimmer.note
+        )
+        self._trimmer.start()
 
     async def close(self) -> None:
-        """Give the archive up."""
+        """Stop trimming and give the archive up."""
+        if self._trimmer is not None:
+            await self._trimmer.close()
+        if self._redis is not None:
+            await self._redis.aclose()
         if self._archive is not None:
             await self._archive.close()
 
@@ -67,9 +91,18 @@ class _ArchiverRole:
             raise InvariantViolation("the archiver was asked for work before its archive was opened")
         return self._service
 
+    @property
+    def trimmer(self) -> HotTierTrimmer:
+        """Who trims the hot tier behind the archiver."""
+        if self._trimmer is None:
+            raise InvariantViolation("the archiver was asked for work before its archive was opened")
+        return self._trimmer
+
     async def start_position(self, partition: int) -> int:
         """Archive watermark + 1."""
-        return await self.service.start_position(partition)
+        position = await self.service.start_position(partition)
+        self.trimmer.adopt(partition)
+        return position
 
     async def handle(self, batch: LogBatch) -> None:
         """Archive a batch."""
@@ -78,6 +111,7 @@ class _ArchiverRole:
     async def release(self, partitions: frozenset[int]) -> None:
         """Forget partitions."""
         await self.service.release(partitions)
+        self.trimmer.release(partitions)
 
     async def watermarks(self, partitions: int) -> Page:
         """The archive watermark of every Outbox partition, for the web view."""

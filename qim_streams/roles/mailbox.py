@@ -8,6 +8,9 @@ from typing import NamedTuple
 
 from faust.types import TP
 
+from qim_streams.archive.opening import open_archive_reader
+from qim_streams.archive.ports import ArchiveReader
+from qim_streams.archive.tiers import HotThenArchive
 from qim_streams.commit.calls import PartitionCalls
 from qim_streams.commit.redis_store import RedisConversationStore
 from qim_streams.commit.script_pipe import ScriptPipe
@@ -66,6 +69,7 @@ class _MailboxRole:
         self._name = f"mailbox.{settings.node_id}.{settings.worker_slot}"
         self._boot: Boot | None = None
         self._redis: RedisClient | None = None
+        self._archive: ArchiveReader | None = None
         self._pusher: PushStage | None = None
         self._trimmer: MailboxTrimmer | None = None
         self._service: MailboxMaterialiser | None = None
@@ -76,6 +80,7 @@ class _MailboxRole:
         settle_garbage_collection()
         self._boot = Boot.take(settings.state_dir, self._name)
         self._redis = connect(settings)
+        self._archive = open_archive_reader(settings)
         place = partial(partition_of, settings.outbox_partitions)
         leases = RedisLeaseStore(self._redis)
         store = RedisMailboxStore(self._redis, mailbox_entries_max=settings.mailbox_entries_max)
@@ -97,7 +102,7 @@ class _MailboxRole:
             PUSH_TOPIC,
             connection_shards=settings.connection_shards,
             log_appender=StreamAppender(self._app.log_producer),
-            bodies=CommonBodies(messages, settings.body_cache_max),
+            bodies=CommonBodies(HotThenArchive(messages, self._archive), settings.body_cache_max),
             leases=leases,
             follower=PresenceFollower(settings.brokers, PRESENCE_TOPIC, f"{self._name}-presence"),
             die=die,
@@ -126,6 +131,8 @@ class _MailboxRole:
             await self._service.close()
         if self._pusher is not None:
             await self._pusher.close()
+        if self._archive is not None:
+            await self._archive.close()
         if self._redis is not None:
             await self._redis.aclose()
         if self._boot is not None:
