@@ -22,6 +22,7 @@ import uvloop
 
 from qim_streams.commit.kafka_outbox import OUTBOX_TOPIC
 from qim_streams.redis_tier import connect
+from qim_streams.settings import Settings
 from tests.perf import reporting
 from tests.perf.baseline import app as base
 from tests.perf.draining import Drain
@@ -142,6 +143,14 @@ def workload_of(text: str) -> int:
     raise ValueError(text)
 
 
+def setting_of(text: str) -> tuple[str, str]:
+    """name=value of a setting; ValueError for anything else."""
+    name, equals, value = text.partition("=")
+    if not equals or name not in Settings.model_fields:
+        raise ValueError(text)
+    return name, value
+
+
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The options; ends the process with 2 when they are wrong."""
     parser = argparse.ArgumentParser(
@@ -160,6 +169,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, metavar="N")
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="workers of each of our stages")
     parser.add_argument("--apart", action="store_true", help="fan-out first, then the mailbox stage")
+    parser.add_argument(
+        "--set", action="append", default=[], type=setting_of, metavar="NAME=VALUE",
+        help="a setting of our stages (see `qim config`), for experiments; repeatable",
+    )  # fmt: skip
     parser.add_argument(
         "--profile", type=Path, metavar="DIR",
         help="write cProfile files of our workers to DIR (they then take twice the CPU); see them with\n"
@@ -193,7 +206,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with (
             tempfile.TemporaryDirectory(prefix="qim-backlog-") as folder,
-            Servers(Path(folder), quick=asked.quick) as servers,
+            Servers(Path(folder), quick=asked.quick, **dict(asked.set)) as servers,
         ):
             servers.profiles = _made(asked.profile)
             results = uvloop.run(
@@ -204,7 +217,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     results["ratio"] = ratio_of(results["drains"])
     print(report(results))
-    reporting.save(asked.json, "backlog", asked.seed, {"workload": workload._asdict(), **results})
+    reporting.save(
+        asked.json,
+        "backlog",
+        asked.seed,
+        {"workload": workload._asdict(), "settings": dict(asked.set), **results},
+    )
     return 0
 
 
