@@ -72,7 +72,10 @@ class Generator:
         self.measured = (0, 0)  # first and end, ns of the monotonic clock
         self.reading = False  # mailboxes are read afterwards: what is found has no latency
         self.promised = 0  # deliveries that the acks so far promise to online members
-        self.measured_sent = self.measured_acked = self.measured_delivered = 0
+        self.measured_sent = 0
+        seconds = range(int(options.duration_s) + 1)
+        self.acked_at = array("Q", (0 for _ in seconds))  # by the second in which they came
+        self.delivered_at = array("Q", (0 for _ in seconds))
         self._numbers = {one.conversation_id: number for number, one in enumerate(plan.conversations)}
         self._targets: dict[int, Any] = {}
         self._online_of: dict[int, int] = {}
@@ -134,8 +137,9 @@ class Generator:
         self.ledger.ack(number, device.user, pending.conversation, seq)
         self.promised += self._online(pending.conversation) - 1
         first_ns, end_ns = self.measured
+        if first_ns <= now_ns < end_ns:
+            self.acked_at[(now_ns - first_ns) // _NS] += 1
         if first_ns <= pending.intended_ns < end_ns:
-            self.measured_acked += 1
             second = (pending.intended_ns - first_ns) // _NS
             part = self.ack_by_second.get(second)
             if part is None:
@@ -170,8 +174,9 @@ class Generator:
         if not self.ledger.deliver(device.user, conversation, body["conversation_seq"], key, fresh, live):
             return
         first_ns, end_ns = self.measured
+        if first_ns <= now_ns < end_ns:
+            self.delivered_at[(now_ns - first_ns) // _NS] += 1
         if first_ns <= intended_ns < end_ns and not self.reading:
-            self.measured_delivered += 1
             second = (intended_ns - first_ns) // _NS
             part = self.e2e_by_second.get(second)
             if part is None:

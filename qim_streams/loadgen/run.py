@@ -199,8 +199,10 @@ def _take(accounts: Sequence[dict[str, Any]], outcome: Outcome) -> None:
         merge_series(outcome.e2e, account["e2e"])
         outcome.late.merge(account["late"])
         outcome.sent += account["sent"]
-        outcome.acked += account["acked"]
-        outcome.delivered += account["delivered"]
+        for name in ("acked_at", "delivered_at"):
+            counts = getattr(outcome, name)
+            for second, count in enumerate(account[name]):
+                counts[second] = counts.get(second, 0) + count
         noted.update(account["noted"])
     outcome.noted = dict(noted)
     outcome.late = merged([outcome.late])

@@ -167,8 +167,8 @@ class Worker:
             "samples": own.samples,
             "noted": own.noted,
             "sent": own.measured_sent,
-            "acked": own.measured_acked,
-            "delivered": own.measured_delivered,
+            "acked_at": own.acked_at,
+            "delivered_at": own.delivered_at,
         }
 
     async def stop(self) -> None:

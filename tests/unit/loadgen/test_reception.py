@@ -114,6 +114,7 @@ async def test_a_good_delivery_is_clean_and_timed(encoding: str) -> None:
     assert chat.all.e2e_by_second[0].max_us == 5_000
     assert chat.all.ack_by_second[0].max_us == 5_000
     assert list(chat.all.samples.seqs) == [7]
+    assert chat.all.acked_at[0] == chat.all.delivered_at[0] == 1
 
 
 async def test_a_missing_delivery_is_lost() -> None:
