@@ -212,11 +212,13 @@ class CassandraSession:
         now_s = asyncio.get_running_loop().time()
         if self._failed is not None and now_s - self._failed[0] < RECONNECT_S:
             raise self._failed[1]
-        cluster = await asyncio.to_thread(make_cluster, self.options)
+        cluster: Cluster | None = None
         try:
+            cluster = await asyncio.to_thread(make_cluster, self.options)
             session = await asyncio.to_thread(cluster.connect, self._keyspace)
         except BaseException as error:
-            await asyncio.to_thread(cluster.shutdown)
+            if cluster is not None:
+                await asyncio.to_thread(cluster.shutdown)
             if not isinstance(error, Exception):
                 raise
             ours = self._missing_keyspace(error) or translate(error, self.options.where)

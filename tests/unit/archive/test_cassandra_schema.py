@@ -15,6 +15,7 @@ from cassandra import (
     ReadTimeout,
     Unauthorized,
     Unavailable,
+    UnresolvableContactPoints,
     WriteTimeout,
 )
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, NoHostAvailable
@@ -22,6 +23,7 @@ from cassandra.policies import FallthroughRetryPolicy, NoSpeculativeExecutionPol
 from cassandra.protocol import OverloadedErrorMessage, ServerError
 
 from qim_streams.archive import cassandra_schema as schema
+from qim_streams.archive import cassandra_session
 from qim_streams.archive.cassandra_archive import BATCH_BYTES_MAX, BATCH_ROWS_MAX, _parts
 from qim_streams.archive.cassandra_session import (
     CassandraOptions,
@@ -184,6 +186,17 @@ async def test_a_cluster_that_is_away_is_unavailable_and_not_hammered() -> None:
     await session.close()
     with pytest.raises(StoreError, match="closed"):
         await session.connect()
+
+
+async def test_a_host_name_that_cannot_be_resolved_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name server that is away is no reason to end."""
+
+    def unresolved(options: CassandraOptions) -> None:
+        raise UnresolvableContactPoints({})
+
+    monkeypatch.setattr(cassandra_session, "make_cluster", unresolved)
+    with pytest.raises(StoreUnavailable, match="UnresolvableContactPoints"):
+        await CassandraSession(NOWHERE).connect()
 
 
 async def test_a_reader_opens_nothing_before_a_read() -> None:
