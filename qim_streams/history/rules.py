@@ -15,7 +15,8 @@ message of the page or lies in one of its breaks, which say why there is none:
 Invariants: messages and breaks of a page cover its range without gap or overlap; pages that follow each
 other's `next_anchor` cover the conversation without gap or overlap, in both directions; no message
 outside the user's ranges; at least one message, whatever the byte limit, if there is one on the way;
-`has_more` is false only when nothing readable, or about to be, is left.
+`has_more` is false only when every message that was numbered before the page was asked for, and that is
+for the user, is on this page or before it.
 
 Spec: §5, §8.
 """
@@ -98,10 +99,6 @@ class Scope:
         """The last number that this user will be able to read once what is RESERVED is settled."""
         return self._bounded(self.allocated_seq)
 
-    def is_unsettled(self, anchor: int) -> bool:
-        """Whether everything after `anchor` is RESERVED: a newer page could say nothing true yet."""
-        return self.latest_seq <= anchor < self.promised_seq
-
     def _bounded(self, seq: int) -> int:
         end = self.ranges[-1][1]
         return seq if end is None else min(seq, end)
@@ -133,11 +130,15 @@ class Scope:
 
 
 class PageWalk:
-    """One page in the making: `next_span` says what to read, `take` takes it, until there is none."""
+    """One page in the making: `next_span` says what to read, `take` takes it, until there is none.
+
+    A newer page has a goal: the last number as of `scope`, settled or not. See `is_short` and `go_on`.
+    """
 
     def __init__(self, scope: Scope, query: PageQuery) -> None:
         self._scope, self._query = scope, query
         self._position, self._segments = scope.segments(query)
+        self._start, self.goal = self._position, scope.promised_seq
         self._messages: list[bytes] = []
         self._breaks: list[Break] = []
         self._used = 0
@@ -182,10 +183,25 @@ class PageWalk:
         self._full = self._full or len(self._messages) >= self._query.limit
         self._cut()
 
+    @property
+    def is_short(self) -> bool:
+        """Whether the page has room for messages up to its goal that are RESERVED yet."""
+        return self._query.newer and not self._full and not self._segments and self._position < self.goal
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the page covers nothing yet."""
+        return self._position == self._start
+
+    def go_on(self, scope: Scope) -> None:
+        """Something was settled: a short page goes on with what `scope` has after it."""
+        self._scope, self.goal = scope, min(self.goal, scope.promised_seq)
+        _, self._segments = scope.segments(self._query._replace(anchor=self._position))
+
     def page(self) -> HistoryPage:
         """The page as far as it was read."""
         scope, at = self._scope, self._position
-        more, step = (at < scope.promised_seq, 1) if self._query.newer else (at > scope.oldest_seq, -1)
+        more, step = (at < self.goal, 1) if self._query.newer else (at > scope.oldest_seq, -1)
         return HistoryPage(
             self._messages[::step], self._breaks[::step], more, at, scope.oldest_seq, scope.latest_seq
         )

@@ -2,12 +2,12 @@
 
 1. Read the conversation and the user's member row in one atomic step. No conversation, or never a
    member: refused.
-2. A newer page that would start where only RESERVED messages are left waits for them a little, and is
-   then refused for now: a client that reads up to `has_more` false (REBUILD) has everything that was
-   numbered before it asked, or an error that says to come back. So a page without progress never says
-   that there is more, and `has_more` false never stands over an unread message.
-3. Read span by span what `rules.PageWalk` asks for, until the page is full or has cost enough: then it
+2. Read span by span what `rules.PageWalk` asks for, until the page is full or has cost enough: then it
    ends where it is, with `has_more`.
+3. A newer page that comes to the end while messages numbered before it was asked for are RESERVED waits
+   for them a little and takes them in. If they take longer, it says `has_more`; if it is empty, it is
+   refused for now. So a client that reads up to `has_more` false (REBUILD) has everything that was
+   numbered before it asked, also while others talk on; and a page without progress never says "more".
 
 Bounded: pages at once, time, store calls and numbers looked at per page.
 
@@ -80,35 +80,39 @@ class HistoryService:
         return page
 
     async def _page(self, reader: HistoryReader, query: PageQuery) -> HistoryPage:
-        scope = await self._scope(reader)
-        if query.newer:
-            scope = await self._settled(reader, scope, query.anchor or 0)
-        walk = PageWalk(scope, query)
+        walk = PageWalk(await self._scope(reader), query)
+        reads_left = await self._read(reader, walk, READS_MAX)
+        if walk.is_short and reads_left:
+            walk.go_on(await self._settled(reader, walk.goal))
+            await self._read(reader, walk, reads_left)
+            if walk.is_short and walk.is_empty:
+                raise SyncVerdict("HISTORY_UNSETTLED", f"messages up to {walk.goal} are not settled yet")
+        return walk.page()
+
+    async def _read(self, reader: HistoryReader, walk: PageWalk, reads_max: int) -> int:
+        """Read what the page asks for, in at most so many reads; how many are left."""
         async with self._slots:
-            for _ in range(READS_MAX):
+            for reads in range(reads_max):
                 span = walk.next_span(walk.portion(SPAN_FIRST, SPAN_MAX))
                 if span is None:
-                    break
+                    return reads_max - reads
                 found = await self._blocks.read(reader.tenant_id, reader.conversation_id, span)
                 walk.take(span, *found)
-        return walk.page()
+        return 0
 
     async def _scope(self, reader: HistoryReader) -> Scope:
         view = await self._store.view(reader.tenant_id, reader.conversation_id, reader.user_id)
         return _scope_of(view)
 
-    async def _settled(self, reader: HistoryReader, scope: Scope, anchor: int) -> Scope:
-        """The scope once there is something to say about what follows `anchor`."""
+    async def _settled(self, reader: HistoryReader, goal: int) -> Scope:
+        """The scope once everything up to `goal` is settled, or as it is after `SETTLE_S`."""
         delay_s, until = _SETTLE_FIRST_S, self._monotonic() + SETTLE_S
-        while scope.is_unsettled(anchor):
-            if self._monotonic() >= until:
-                raise SyncVerdict(
-                    "HISTORY_UNSETTLED", f"messages {anchor + 1} to {scope.promised_seq} are not settled yet"
-                )
+        while True:
             await self._sleep(delay_s)
-            delay_s = min(2 * delay_s, _SETTLE_STEP_MAX_S)
             scope = await self._scope(reader)
-        return scope
+            if scope.latest_seq >= min(goal, scope.promised_seq) or self._monotonic() >= until:
+                return scope
+            delay_s = min(2 * delay_s, _SETTLE_STEP_MAX_S)
 
 
 def _scope_of(view: ConversationView | None) -> Scope:

@@ -4,6 +4,8 @@
 so that a test can stop between any two of them.
 """
 
+import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 
 from qim_streams.archive.memory_archive import MemoryArchive
@@ -38,10 +40,19 @@ class HistoryWorld:
     def __init__(self) -> None:
         self.tier = MemoryHotTier(lambda tenant, chat: 0)
         self.store, self.archive = MemoryHistoryStore(self.tier), MemoryArchive()
+        self.slept = 0.0
+        self.while_waiting: Callable[[], object] | None = None  # done once, when a page waits
 
     def service(self) -> HistoryService:
-        """A service over both tiers."""
-        return HistoryService(self.store, self.archive)
+        """A service over both tiers; it waits in no time, and `slept` says how long."""
+        return HistoryService(self.store, self.archive, sleep=self._sleep, monotonic=lambda: self.slept)
+
+    async def _sleep(self, seconds: float) -> None:
+        self.slept += seconds
+        hook, self.while_waiting = self.while_waiting, None
+        if hook is not None:
+            hook()
+        await asyncio.sleep(0)
 
     def group(
         self, members: dict[str, Intervals], policy: str = "joined", chat: str = CHAT, tenant: str = TENANT

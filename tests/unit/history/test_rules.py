@@ -139,13 +139,11 @@ def test_paging_to_the_end_gives_the_plain_list(
     seen: list[bytes] = []
     anchor: int | None = None
     while True:
-        if newer and chat.scope.is_unsettled(anchor or 0):
-            break  # the service waits here
         page = chat.page(newer, anchor, limit, limit_bytes, portion, reads)
         messages = check_page(chat, page, newer, anchor)
         seen = seen + messages if newer else messages + seen
-        if not page.has_more:
-            break
+        if not page.has_more or (newer and page.next_anchor >= chat.end):
+            break  # at the end of what is settled the service waits
         before = (0 if newer else chat.end + 1) if anchor is None else anchor
         assert page.next_anchor > before if newer else page.next_anchor < before, "progress"
         anchor = page.next_anchor
@@ -227,15 +225,52 @@ def test_a_hole_longer_than_a_page_costs_a_page_at_a_time() -> None:
     assert (seqs(page), anchor, pages) == ([998, 999], 999, 4)
 
 
-def test_nothing_is_promised_that_is_not_committed() -> None:
-    """RESERVED messages are not shown; a newer page says that something is to come, an older one does not."""
-    chat = Chat(Scope(((0, None),), 8, 10), {seq: b"%03d" % seq for seq in range(1, 11)})
-    assert (seqs(chat.page(True, 6)), chat.page(True, 6).has_more) == ([7, 8], True)
-    assert [chat.scope.is_unsettled(anchor) for anchor in (7, 8, 9, 10)] == [False, True, True, False]
-    assert seqs(chat.page(False, None, 2)) == [7, 8]
-    left = Chat(Scope(((0, 8),), 8, 10), chat.bodies)
-    assert not left.scope.is_unsettled(8), "what is to come is not for him"
-    assert not left.page(True, 6).has_more
+def walked(scope: Scope, anchor: int, limit: int = 100) -> PageWalk:
+    """A newer page, read as far as it goes."""
+    walk = PageWalk(scope, PageQuery(True, anchor, limit, 10**6))
+    read(walk)
+    return walk
+
+
+def read(walk: PageWalk) -> None:
+    """Read what the page asks for; every number has a message."""
+    while (span := walk.next_span(64)) is not None:
+        walk.take(span, {seq: b"%03d" % seq for seq in range(span.low, span.high + 1)}, ())
+
+
+def test_nothing_is_shown_that_is_not_committed() -> None:
+    """RESERVED messages are not shown; a newer page is short of them and says that more is to come."""
+    scope = Scope(((0, None),), 8, 10)
+    for anchor, messages in ((6, [7, 8]), (8, []), (9, [])):
+        walk = walked(scope, anchor)
+        assert (walk.is_short, walk.is_empty) == (True, not messages)
+        assert (seqs(walk.page()), walk.page().has_more) == (messages, True)
+    assert not walked(scope, 10).is_short
+    assert not walked(scope, 6, 2).is_short, "it is full"
+    assert not walked(Scope(((0, 8),), 8, 10), 8).is_short, "what is to come is not for him"
+    older = PageWalk(scope, PageQuery(False, None, 2, 10**6))
+    read(older)
+    assert (seqs(older.page()), older.is_short) == ([7, 8], False)
+
+
+def test_a_short_page_goes_on_to_its_goal() -> None:
+    """What was numbered before the page was asked for comes in; what comes later is no reason to go on."""
+    walk = walked(Scope(((0, None),), 8, 10), 6)
+    walk.go_on(Scope(((0, None),), 9, 13))
+    read(walk)
+    assert (walk.is_short, walk.page().has_more, seqs(walk.page())) == (True, True, [7, 8, 9])
+    walk.go_on(Scope(((0, None),), 12, 15))
+    read(walk)
+    page = walk.page()
+    assert (seqs(page), page.has_more, page.latest_seq) == ([7, 8, 9, 10, 11, 12], False, 12)
+    left = walked(Scope(((0, None),), 8, 10), 6)
+    left.go_on(Scope(((0, 9),), 10, 12))
+    read(left)
+    assert (seqs(left.page()), left.page().has_more) == ([7, 8, 9], False)
+    limited = walked(Scope(((0, None),), 8, 10), 6, 3)
+    limited.go_on(Scope(((0, None),), 10, 10))
+    read(limited)
+    assert (seqs(limited.page()), limited.page().has_more) == ([7, 8, 9], True)
 
 
 @pytest.mark.parametrize("newer", [True, False])

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import time
+from functools import partial
 
 import msgpack
 import pytest
@@ -12,12 +13,7 @@ from hypothesis import strategies as st
 
 from qim_streams.errors import AdmissionRefused, StoreUnavailable, SyncVerdict
 from qim_streams.history.rules import UNREADABLE, UNUSED, Break, HistoryPage
-from qim_streams.history.service import (
-    PAGES_AT_ONCE_MAX,
-    READS_MAX,
-    SETTLE_S,
-    HistoryService,
-)
+from qim_streams.history.service import PAGES_AT_ONCE_MAX, READS_MAX, SETTLE_S
 from tests.support.history_world import CHAT, TENANT, HistoryWorld, newer, older, reader
 
 EVER = ((0, None),)
@@ -218,40 +214,66 @@ async def test_a_confirmation_that_is_late_hides_nothing() -> None:
     world = chat_of(5)
     world.say(2, pending=True)
     world.confirm(7)
-    assert seqs(await world.service().page(reader(), newer(4))) == [5, 6, 7]
+    page = await world.service().page(reader(), newer(4))
+    assert (seqs(page), page.has_more, world.slept) == ([5, 6, 7], False, 0.0)
 
 
-async def test_the_end_waits_for_what_is_not_settled() -> None:
+async def test_the_end_waits_for_what_was_said_before_it_was_asked_for() -> None:
     """REBUILD: has_more is never false over a RESERVED message; its reader waits for it, then has it."""
+    for anchor in (3, 5):
+        world = chat_of(5)
+        world.say(1, pending=True)
+        world.while_waiting = partial(world.confirm, 6)
+        page = await world.service().page(reader(), newer(anchor))
+        assert (seqs(page), page.has_more) == ([*range(anchor + 1, 6), 6], False)
+
+
+async def test_a_page_that_is_full_or_goes_back_does_not_wait() -> None:
+    """Only who has come to the end has a reason to."""
     world = chat_of(5)
-    world.say(1, pending=True)
-    task = asyncio.create_task(world.service().page(reader(), newer(5)))
+    world.say(2, pending=True)
+    for query in (newer(3, 2), newer(0, 5), older(), older(6)):
+        await world.service().page(reader(), query)
+    assert world.slept == 0.0
+
+
+async def test_one_can_read_to_the_end_of_what_never_ends() -> None:
+    """Others talk on, and there is always something RESERVED: the reader comes to the end all the same."""
+    world = chat_of(300)
+
+    async def talk() -> None:
+        last = world.say(1, pending=True)
+        while True:
+            fresh = world.say(2, pending=True)
+            world.confirm(*range(last, fresh - 1))
+            last = fresh - 1
+            await asyncio.sleep(0)
+
+    talking = asyncio.create_task(talk())
     await asyncio.sleep(0)
-    world.confirm(6)
-    page = await task
-    assert (seqs(page), page.has_more) == ([6], False)
+    service, anchor, found, more, pages = world.service(), 0, [], True, 0
+    while more:
+        page = await service.page(reader(), newer(anchor, 50))
+        found += seqs(page)
+        anchor, more, pages = page.next_anchor, page.has_more, pages + 1
+        assert pages < 50
+    talking.cancel()
+    assert found == list(range(1, len(found) + 1))
+    assert len(found) > 300
 
 
 async def test_what_never_settles_is_an_error_in_time() -> None:
     """A writer that is away: HISTORY_UNSETTLED after the wait, never an empty page that says "more"."""
     world = chat_of(5)
     world.say(3, pending=True)
-    now_s = 0.0
-    slept: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        nonlocal now_s
-        now_s += seconds
-        slept.append(seconds)
-
-    service = HistoryService(world.store, world.archive, sleep=sleep, monotonic=lambda: now_s)
-    for anchor in (5, 6, 7):
+    for number, anchor in enumerate((5, 6, 7), 1):
+        views = world.store.views
         with pytest.raises(SyncVerdict) as verdict:
-            await service.page(reader(), newer(anchor))
+            await world.service().page(reader(), newer(anchor))
         assert verdict.value.code == "HISTORY_UNSETTLED"
-    assert SETTLE_S * 3 <= sum(slept) < SETTLE_S * 6
-    assert len(slept) < 60
-    page = await service.page(reader(), newer(8))
+        assert number * SETTLE_S <= world.slept < number * SETTLE_S * 1.5
+        assert world.store.views - views < 20
+    page = await world.service().page(reader(), newer(8))
     assert (page.messages, page.has_more) == ([], False), "beyond the last number"
 
 
