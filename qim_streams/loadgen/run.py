@@ -22,6 +22,7 @@ from typing import Any
 
 from qim_streams.client.discovery import StackAddress
 from qim_streams.demo.traces import Trace
+from qim_streams.embedded.roles import RoleState
 from qim_streams.embedded.status import read_status
 from qim_streams.errors import ConfigError
 from qim_streams.loadgen.fleet import Fleet
@@ -36,7 +37,9 @@ from qim_streams.loadgen.verdict import Verdict, judge
 
 START_DELAY_NS = 300_000_000
 STEP_S = 0.2
-STILL_S = 15.0  # nothing moves for so long: what is missing will not come by itself
+STILL_S = 20.0  # nothing moves for so long: what is missing will not come by itself
+READY_S = 180.0  # how long a role that was killed may take to come back
+READ_BACK_ROUNDS, READ_BACK_WAIT_S = 10, 2.0
 SET_UP = {"connect": "devices online", "groups": "groups made", "open": "chats opened"}
 _NS = 1_000_000_000
 
@@ -73,7 +76,7 @@ async def run_bench(
     async with Fleet(options, plan, target.address, run, shards, progress.heard) as fleet:
         await _set_up(fleet, outcome, say, ("connect",) if made else tuple(SET_UP))
         await _measure(fleet, options, target, outcome)
-        await _drain(fleet, options, outcome, say)
+        await _drain(fleet, options, target, outcome, say)
         await _check(fleet, plan, options, outcome, say)
         await fleet.all("stop")
     return outcome
@@ -144,8 +147,10 @@ async def _kill(target: Target, kill: Kill, first_ns: int, outcome: Outcome) -> 
     outcome.faults.append({"role": kill.role, "at_s": kill.at_s, "signal": "SIGKILL", "pid": pid})
 
 
-async def _drain(fleet: Fleet, options: BenchOptions, outcome: Outcome, say: Say) -> None:
-    began_s = moved_s = time.monotonic()
+async def _drain(fleet: Fleet, options: BenchOptions, target: Target, outcome: Outcome, say: Say) -> None:
+    """Until nothing is open. Patience (`drain_s`, and `STILL_S` without any movement) counts from when all
+    roles are ready: what a killed role owes comes after it is back."""
+    began_s = patient_s = moved_s = time.monotonic()
     before: Any = None
     while True:
         parts = await fleet.all("settle")
@@ -156,10 +161,17 @@ async def _drain(fleet: Fleet, options: BenchOptions, outcome: Outcome, say: Say
             return
         if (waiting, delivered) != before:
             before, moved_s = (waiting, delivered), now_s
-        if now_s - began_s > options.drain_s or now_s - moved_s > STILL_S:
+        if not _all_ready(target) and now_s - began_s < READY_S:
+            patient_s = moved_s = now_s
+        if now_s - patient_s > options.drain_s or now_s - moved_s > STILL_S:
             say(f"drain ends with {waiting:,} sends unanswered, {delivered:,} of {expected:,} delivered")
             return
         await asyncio.sleep(STEP_S)
+
+
+def _all_ready(target: Target) -> bool:
+    status = read_status(target.state_dir) if target.state_dir is not None else None
+    return status is None or all(role.state is RoleState.READY for role in status.roles)
 
 
 async def _check(fleet: Fleet, plan: Plan, options: BenchOptions, outcome: Outcome, say: Say) -> None:
@@ -171,15 +183,29 @@ async def _check(fleet: Fleet, plan: Plan, options: BenchOptions, outcome: Outco
     checked = [*range(plan.connections), *offline]
     accounts = await fleet.all("account")
     verdict = judge(plan, [one["ledger"] for one in accounts], checked)
-    if verdict.missing:
-        lacking = sorted({one.user for one in verdict.missing})
-        say(f"{verdict.lost:,} deliveries are missing: reading {len(lacking):,} mailboxes")
-        online = [user for user in lacking if user < plan.connections]
-        outcome.recovered_by_pull = sum(await fleet.each("pull", _split(online, plan.processes)))
+    for at in range(READ_BACK_ROUNDS):
+        if not verdict.missing:
+            break
+        found = await _read_back(fleet, plan, verdict, offline, say)
+        outcome.recovered_by_pull += found
+        if at and not found:
+            break
         accounts = await fleet.all("account")
         verdict = judge(plan, [one["ledger"] for one in accounts], checked)
+        await asyncio.sleep(READ_BACK_WAIT_S)  # a stage that is late may still be writing
     outcome.verdict = verdict
     _take(accounts, outcome)
+
+
+async def _read_back(fleet: Fleet, plan: Plan, verdict: Verdict, offline: Sequence[int], say: Say) -> int:
+    """Read the mailboxes of everybody who lacks something; how many deliveries that found."""
+    lacking = sorted({one.user for one in verdict.missing})
+    say(f"{verdict.lost:,} deliveries are missing: reading {len(lacking):,} mailboxes")
+    online = [user for user in lacking if user < plan.connections]
+    found: int = sum(await fleet.each("pull", _split(online, plan.processes)))
+    others = set(offline).intersection(lacking)
+    found += sum(await fleet.each("offline", _split(sorted(others), plan.processes)))
+    return found
 
 
 def _split(users: Sequence[int], processes: int) -> list[tuple[list[int]]]:

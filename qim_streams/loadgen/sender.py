@@ -106,9 +106,10 @@ async def _sleep_until(at_ns: int) -> None:
 async def _report(own: Generator, say: Say) -> None:
     """Say how it goes, once a second; latencies are those of the messages of the second before last."""
     first_ns = own.measured[0]
+    now_s = (own.clock_ns() - first_ns) // _NS
     while True:
-        await asyncio.sleep(1.0 - (own.clock_ns() - first_ns) % _NS / _NS)
-        now_s = round((own.clock_ns() - first_ns) / _NS)
+        now_s += 1
+        await _sleep_until(first_ns + now_s * _NS)
         second = now_s - 2
         say(
             {
