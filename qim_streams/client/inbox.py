@@ -16,6 +16,7 @@ It does no I/O, reads no clock, and never moves a cursor.
 Spec: §2 (event_id), §6, §7, §8 (3) (7). Scenarios A1 A5 C2 C13 D11.
 """
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from qim_streams.client.deliveries import Gap
@@ -70,7 +71,7 @@ class Inbox:
             seq = message.conversation_seq
             line = lines.get(message.conversation_id)
             if line is None:
-                line = self._meet(message.conversation_id, seq)
+                line = self._meet(message.conversation_id, has_past=seq > 1)
             if line.reading:
                 self._wait(line, seq, event)
             elif seq == line.last + 1:
@@ -107,8 +108,8 @@ class Inbox:
         """
         shown: list[Event] = []
         line = self._lines.get(conversation_id)
-        if line is None:
-            line = self._meet(conversation_id, seq)
+        if line is None:  # the ack may repeat an old one: also behind seq 1 something may have been missed
+            line = self._meet(conversation_id, has_past=True)
         if self._knows(event_id) or seq <= line.last:
             return shown  # a pull was faster, or the ack is a repeated one
         if event is None:
@@ -147,26 +148,33 @@ class Inbox:
         """Take the next stretch of a conversation's history: all that there is up to `through`."""
         shown: list[Event] = []
         line = self._lines[conversation_id]
+        waits = deque(sorted(line.held))
         for event in events:
             self.counters.events += 1
             seq = event.message.conversation_seq
             if seq <= line.last:
                 self.counters.wire_duplicates += 1
                 continue
-            self._advance(line, seq, shown)
-            waits = seq in line.held
-            live = self._unhold(line, seq) if waits else None
-            if (waits and live is None) or self._knows(event.event_id):
+            self._pass_by(line, waits, seq - 1, shown)
+            line.jump(seq)
+            is_waiting = bool(waits) and waits[0] == seq
+            live = self._unhold(line, waits.popleft()) if is_waiting else None
+            if (is_waiting and live is None) or self._knows(event.event_id):
                 self.counters.wire_duplicates += 1  # own message that is not to be shown
             else:
                 # The mailbox knows flags and mentions, the history the latest state of the message.
                 self._show(event if live is None else live._replace(message=event.message), shown)
+        self._pass_by(line, waits, through, shown)
         if through > line.last:
-            self._advance(line, through, shown)
-            if through in line.held:
-                self._let_go(line, through, shown)
+            line.jump(through)
         self._note(conversation_id, line.last)
         return shown
+
+    def _pass_by(self, line: Line, waits: deque[int], through: int, shown: list[Event]) -> None:
+        """Show what waits up to `through` and has no place in the history."""
+        while waits and waits[0] <= through:
+            line.jump(waits[0])
+            self._let_go(line, waits.popleft(), shown)
 
     def lacks(self, conversation_id: str) -> bool:
         """Whether something came meanwhile that could not wait: the history has to reach it."""
@@ -231,10 +239,10 @@ class Inbox:
         """The last shown seq of each conversation; 0 for none."""
         return {name: line.last for name, line in self._lines.items()}
 
-    def _meet(self, conversation_id: str, seq: int) -> Line:
-        """A conversation is met for the first time. In its middle, something may be missing before."""
+    def _meet(self, conversation_id: str, has_past: bool) -> Line:
+        """A conversation is met for the first time; if it has a past, this may have been missed."""
         line = self._lines[conversation_id] = Line()
-        if self.reads_unknown and seq > 1:
+        if self.reads_unknown and has_past:
             self.open_history(conversation_id)
         return line
 
@@ -258,7 +266,7 @@ class Inbox:
         seq = message.conversation_seq
         line = self._lines.get(message.conversation_id)
         if line is None:
-            line = self._meet(message.conversation_id, seq)
+            line = self._meet(message.conversation_id, has_past=seq > 1)
         if line.reading:
             self._wait(line, seq, event)
         elif seq > line.last:
