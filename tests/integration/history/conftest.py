@@ -1,5 +1,5 @@
-"""History over real sockets runs on both event loops, as the gateway's other tests do."""
+"""The people of the scenarios, for history on the whole stack."""
 
-from tests.integration.gateway.conftest import event_loop_policy
+from tests.integration.scenarios.conftest import cast
 
-__all__ = ["event_loop_policy"]
+__all__ = ["cast"]

@@ -11,9 +11,11 @@ import pytest
 from qim_streams import limits
 from qim_streams.wire import CODECS, MSGPACK, Codec
 from qim_streams.wire.frames import Error, HistoryBreak, HistoryPage, Ping, Pong, PullHistory
+from tests.integration.gateway.conftest import event_loop_policy
 from tests.support.gateway_world import GatewayWorld, WireClient
 from tests.support.history_world import CHAT, message_id
 
+__all__ = ["event_loop_policy"]  # both event loops, as the gateway's other tests
 BOTH = pytest.mark.parametrize("codec", CODECS.values(), ids=lambda c: c.subprotocol)
 EVER = ((0, None),)
 
