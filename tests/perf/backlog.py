@@ -33,7 +33,7 @@ from tests.perf.stages import FANOUT, MAILBOX, Baseline, Ours, Pair, drain
 SERVERS = ("broker", "redis")
 COLUMNS = (
     "drained by", "messages", "msg/s", "entries/s", "fan-out µs", "mailbox µs", "both µs",
-    "broker µs", "redis µs", "first s", "all s", "RSS MB",
+    "broker µs", "redis µs", "first after s", "empty after s", "RSS MB",
 )  # fmt: skip
 Row = dict[str, Any]
 

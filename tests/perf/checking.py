@@ -1,7 +1,5 @@
 """Whether a drain did what it had to: entries counted in the store, pushes and dispatches in the log."""
 
-from collections.abc import Awaitable, Callable
-
 from confluent_kafka import Consumer, TopicPartition
 
 from qim_streams.records import decode_push
@@ -45,11 +43,3 @@ def count_pushed(brokers: str, topic: str, partitions: int) -> int:
     finally:
         consumer.close()
     return total
-
-
-async def expect(what: str, wanted: int, count: Callable[[], Awaitable[int]]) -> int:
-    """The count; MeasurementError when it is another than `wanted`."""
-    found = await count()
-    if found != wanted:
-        raise MeasurementError(f"{what}: {found:,}, but there must be {wanted:,}")
-    return found
