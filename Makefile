@@ -7,7 +7,7 @@ STATE ?= .qim
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo up down test test-fast test-long chaos lint format types bench docs clean
+.PHONY: help env demo up down test test-fast test-long chaos lint format types bench bench-micro docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-11s %s\n", $$1, $$2}'
@@ -20,7 +20,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	  || { echo "Python's venv module is missing: apt-get install python3-venv"; exit 1; }
 	@echo "setting up $(VENV) (first time: about a minute) ..."
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[embedded,cassandra,dev]'
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[embedded,cassandra,bench,dev]'
 	@touch $@
 
 env: $(VENV)/.ready ## make the Python environment
@@ -52,8 +52,11 @@ lint: $(VENV)/.ready ## ruff, formatting, types, layers
 format: $(VENV)/.ready ## format the code
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
-bench: $(VENV)/.ready ## microbenchmarks of the hot functions
-	@$(BIN)/python -m tests.perf.run
+bench: $(VENV)/.ready ## measure in short: hot functions, the whole path, a backlog against the stock style
+	@$(BIN)/python -m tests.perf.short $(ARGS)
+
+bench-micro: $(VENV)/.ready ## microbenchmarks of the hot functions only
+	@$(BIN)/python -m tests.perf.run $(ARGS)
 
 docs: $(VENV)/.ready ## write the generated pages
 	@$(BIN)/python -m qim_streams.wire.document > docs/protocol.md

@@ -17,6 +17,15 @@ from qim_streams import limits
 from qim_streams.errors import ConfigError
 
 SECRET_BYTES_MIN = 32
+SECRET_FILE_BYTES_MAX = 4_096
+SECRETS = (
+    "internal_secret",
+    "jwt_secret",
+    "jwt_secret_previous",
+    "cursor_secret",
+    "cursor_secret_previous",
+    "admin_api_key",
+)
 # Read elsewhere: by failpoints, and by the command line's client commands (click's envvar).
 OTHER_VARIABLES = frozenset(
     {"QIM_FAILPOINT", "QIM_FAILPOINT_LATCH", "QIM_TENANT", "QIM_TOKEN", "QIM_GATEWAY_URL"}
@@ -64,7 +73,7 @@ class Settings(BaseSettings):
         SecretStr(""), "security", "HS256 key of access tokens; at least 32 characters"
     )
     jwt_secret_previous: SecretStr = _setting(
-        SecretStr(""), "security", "an older HS256 key that is still accepted"
+        SecretStr(""), "security", "another HS256 key that is accepted: the former, or the next one"
     )
     jwt_jwks_file: Path | None = _setting(None, "security", "JWKS file for RS256/ES256 access tokens")
     jwt_audience: str = _setting("qim", "security", "required aud claim")
@@ -73,11 +82,17 @@ class Settings(BaseSettings):
         SecretStr(""), "security", "HMAC key of cursors; at least 32 characters"
     )
     cursor_secret_previous: SecretStr = _setting(
-        SecretStr(""), "security", "an older cursor key that is still accepted"
+        SecretStr(""), "security", "another cursor key that is accepted: the former, or the next one"
     )
     admin_api_key: SecretStr = _setting(
         SecretStr(""), "security", "key of the HTTP admin API; at least 32 characters"
     )
+    internal_secret_file: Path | None = _setting(None, "security", "file with internal_secret")
+    jwt_secret_file: Path | None = _setting(None, "security", "file with jwt_secret")
+    jwt_secret_previous_file: Path | None = _setting(None, "security", "file with jwt_secret_previous")
+    cursor_secret_file: Path | None = _setting(None, "security", "file with cursor_secret")
+    cursor_secret_previous_file: Path | None = _setting(None, "security", "file with cursor_secret_previous")
+    admin_api_key_file: Path | None = _setting(None, "security", "file with admin_api_key")
 
     # -- gateway
     gateway_host: str = _setting("127.0.0.1", "gateway", "address that client sockets bind to")
@@ -150,6 +165,9 @@ class Settings(BaseSettings):
     mailbox_entries_max: int = _setting(
         10_000, "streams", "entries a mailbox keeps; older ones are trimmed, their readers rebuild", ge=4_000
     )
+    mailbox_retention_s: int = _setting(
+        30 * 86_400, "streams", "age at which entries leave a mailbox; 0 = never", ge=0
+    )
     bitmap_cache_max: int = _setting(4_096, "streams", "member bitmaps kept per worker", ge=16)
     body_cache_max: int = _setting(20_000, "streams", "recent bodies kept per worker", ge=16)
 
@@ -159,10 +177,54 @@ class Settings(BaseSettings):
     archive_lock_wait_s: float = _setting(
         20.0, "archive", "how long a starting archiver waits for the one it replaces", ge=0, le=600
     )
+    cassandra_hosts: str = _setting(
+        "127.0.0.1", "archive", "hosts of the Cassandra or ScyllaDB cluster, comma separated", min_length=1
+    )
+    cassandra_port: int = _setting(9042, "archive", "CQL port of every host", ge=1, le=65535)
+    cassandra_keyspace: str = _setting(
+        "qim", "archive", "keyspace of the archive", pattern="^[a-z][a-z0-9_]{0,47}$"
+    )
+    cassandra_local_dc: str = _setting(
+        "", "archive", "data centre whose hosts are asked; empty = that of the first host that answers"
+    )
+    cassandra_consistency: str = _setting(
+        "LOCAL_QUORUM",
+        "archive",
+        "of writes: LOCAL_QUORUM, QUORUM or EACH_QUORUM; reads use the one that sees them",
+        pattern="^(LOCAL_QUORUM|QUORUM|EACH_QUORUM)$",
+    )
+    cassandra_user: str = _setting("", "archive", "role to log in as; empty = no login")
+    cassandra_password_file: Path | None = _setting(None, "archive", "file that holds the role's password")
+    cassandra_tls_ca_file: Path | None = _setting(
+        None, "archive", "PEM file of the authorities that hosts are checked against; unset = no TLS"
+    )
+    cassandra_connect_timeout_ms: int = _setting(5_000, "archive", "to connect to a host", ge=100, le=60_000)
+    cassandra_request_timeout_ms: int = _setting(
+        5_000, "archive", "for one statement; above the cluster's own time-outs (2,000)", ge=100, le=6_000
+    )
+    hot_tier_messages_kept: int = _setting(
+        200, "archive", "newest archived messages of a conversation that stay in Redis", ge=0, le=100_000
+    )
+    hot_tier_kept_s: int = _setting(
+        7 * 86_400, "archive", "silence after which a conversation's archived messages leave Redis", ge=60
+    )
 
     # -- api
     api_host: str = _setting("127.0.0.1", "api", "address of the HTTP admin API")
     api_port: int = _setting(8081, "api", "port of the HTTP admin API; 0 = any free", ge=0, le=65535)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _secrets_of_files(cls, values: dict[str, Any]) -> dict[str, Any]:
+        found = dict(values)
+        for name in SECRETS:
+            path = values.get(f"{name}_file")
+            if path is None or path == "":
+                continue
+            if values.get(name):
+                raise ValueError(f"{name}: is set beside {name}_file; unset one of them")
+            found[name] = read_secret(name, Path(path))
+        return found
 
     @model_validator(mode="after")
     def _relations(self) -> Self:
@@ -176,7 +238,9 @@ class Settings(BaseSettings):
             raise ValueError("outbound_queue_bytes_max: must hold two frames (2 x frame_bytes_max); raise it")
         if self.large_group_members > self.group_members_max:
             raise ValueError("large_group_members: is above group_members_max; lower it")
-        for name in ("internal_secret", "jwt_secret", "cursor_secret", "admin_api_key"):
+        if self.cassandra_user and self.cassandra_password_file is None:
+            raise ValueError("cassandra_user: needs QIM_CASSANDRA_PASSWORD_FILE; set it, or no user")
+        for name in SECRETS:
             value = getattr(self, name).get_secret_value()
             if value and len(value) < SECRET_BYTES_MIN:
                 raise ValueError(
@@ -190,13 +254,26 @@ class Settings(BaseSettings):
         text = value.get_secret_value()
         if not text:
             raise ConfigError(
-                f"{name} is not set: export QIM_{name.upper()} ({SECRET_BYTES_MIN}+ random characters)"
+                f"{name} is not set: export QIM_{name.upper()} ({SECRET_BYTES_MIN}+ random characters) "
+                f"or QIM_{name.upper()}_FILE"
             )
         return text.encode()
 
     def archive_dir(self) -> Path:
         """Where the RocksDB archive lives."""
         return self.archive_rocksdb_dir or self.state_dir / "archive"
+
+
+def read_secret(name: str, path: Path) -> str:
+    """The secret of a file, without the white space around it; ValueError that names the setting."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(SECRET_FILE_BYTES_MAX + 1).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{name}_file: {path}: {type(error).__name__}; give a readable text file") from None
+    if len(text) > SECRET_FILE_BYTES_MAX or not text.strip():
+        raise ValueError(f"{name}_file: {path}: empty or over {SECRET_FILE_BYTES_MAX} bytes")
+    return text.strip()
 
 
 def load_settings(**overrides: Any) -> Settings:

@@ -5,6 +5,7 @@ Hypothesis fails an example that takes over 200 ms by default: on a busy machine
 
 from hypothesis import HealthCheck, settings
 
+from tests.support.cassandra_node import cassandra_node, cassandra_options
 from tests.support.report import (
     figures,
     pytest_addoption,
@@ -13,6 +14,8 @@ from tests.support.report import (
 )
 
 __all__ = [
+    "cassandra_node",
+    "cassandra_options",
     "figures",
     "pytest_addoption",
     "pytest_configure",

@@ -20,6 +20,7 @@ class MemoryArchive:
 
     def __init__(self) -> None:
         self.messages: dict[Address, bytes] = {}
+        self.revisions: dict[Address, int] = {}
         self.watermarks: dict[int, int] = {}
         self.unavailable = False
         self.writes = 0
@@ -36,8 +37,10 @@ class MemoryArchive:
         self._check()
         for message in messages:
             address = (message.tenant_id, message.conversation_id, message.conversation_seq)
-            self.messages[address] = message.record
             self.writes += 1
+            if message.revision >= self.revisions.get(address, 0):
+                self.messages[address] = message.record
+                self.revisions[address] = message.revision
         self.watermarks[partition] = max(watermark, self.watermarks.get(partition, -1))
 
     async def watermark(self, partition: int) -> int:
@@ -51,20 +54,30 @@ class MemoryArchive:
         return [self.messages.get(address) for address in wanted]
 
     async def range(
-        self, tenant_id: str, conversation_id: str, after_seq: int, up_to_seq: int, limit: int
+        self,
+        tenant_id: str,
+        conversation_id: str,
+        after_seq: int,
+        up_to_seq: int,
+        limit: int,
+        *,
+        newest_first: bool = False,
     ) -> list[ArchivedMessage]:
-        """after_seq < seq <= up_to_seq, ascending, at most `limit`."""
+        """after_seq < seq <= up_to_seq, at most `limit`, from the end that `newest_first` names."""
         self._check()
         require_limit(limit)
         found = sorted(
-            seq
-            for tenant, conversation, seq in self.messages
-            if (tenant, conversation) == (tenant_id, conversation_id) and after_seq < seq <= up_to_seq
+            (
+                seq
+                for tenant, conversation, seq in self.messages
+                if (tenant, conversation) == (tenant_id, conversation_id) and after_seq < seq <= up_to_seq
+            ),
+            reverse=newest_first,
         )
-        return [
-            ArchivedMessage(tenant_id, conversation_id, seq, self.messages[tenant_id, conversation_id, seq])
-            for seq in found[:limit]
-        ]
+        return [self._message((tenant_id, conversation_id, seq)) for seq in found[:limit]]
+
+    def _message(self, address: Address) -> ArchivedMessage:
+        return ArchivedMessage(*address, self.messages[address], self.revisions[address])
 
     async def latest(self, tenant_id: str, conversation_id: str) -> int:
         """The largest archived seq of a conversation, 0 for none."""

@@ -22,3 +22,13 @@ def count(archived: int, repeated: int, poison: int) -> None:
     _ARCHIVED.inc(archived)
     _REPEATED.inc(repeated)
     _POISON.inc(poison)
+
+
+TRIMMED = Counter("qim_archiver_trimmed_messages_total", "Archived messages removed from the hot tier")
+TRIM_DIFFERING = Counter(
+    "qim_archiver_trim_differing_total", "Messages left in the hot tier because the archive has another state"
+)
+TRIM_UNNOTED = Counter(
+    "qim_archiver_trim_unnoted_total", "Messages whose conversation was not noted for trimming: too many wait"
+)
+TRIM_FAILURES = Counter("qim_archiver_trim_failures_total", "Rounds of trimming that a store refused")

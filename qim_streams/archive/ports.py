@@ -1,23 +1,31 @@
-"""The port of archives.
+"""Ports of the archive stage: the archive, and the hot tier's messages that it stands in for.
 
 Spec: §1, §3, §14.8.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 RANGE_LIMIT_MAX = 1_000  # messages in one answer of `range`
+SEQ_MAX = 2**63 - 1  # of an archived message; a store may keep it as a signed number of 64 bits
+REVISION_MAX = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class ArchivedMessage:
-    """A MessageRecord's bytes with its address."""
+    """A MessageRecord's bytes with its address.
+
+    `revision` orders the states of one message: 0 as committed, a larger one for each later change (an
+    edit, a recall). An archive holds one state of a message, the one with the highest revision that it
+    was ever given, in whatever order they came.
+    """
 
     tenant_id: str
     conversation_id: str
-    conversation_seq: int
-    record: bytes
+    conversation_seq: int  # 1 to SEQ_MAX
+    record: bytes  # not empty; begins with a version byte, which is never 0
+    revision: int = 0  # 0 to REVISION_MAX
 
 
 class ArchiveReader(Protocol):
@@ -38,9 +46,24 @@ class ArchiveReader(Protocol):
         """MessageRecord bytes by (tenant, conversation, seq), None where the archive has none."""
 
     async def range(
-        self, tenant_id: str, conversation_id: str, after_seq: int, up_to_seq: int, limit: int
+        self,
+        tenant_id: str,
+        conversation_id: str,
+        after_seq: int,
+        up_to_seq: int,
+        limit: int,
+        *,
+        newest_first: bool = False,
     ) -> list[ArchivedMessage]:
-        """after_seq < seq <= up_to_seq, ascending, at most `limit` (1 to RANGE_LIMIT_MAX)."""
+        """Messages with after_seq < seq <= up_to_seq, at most `limit` (1 to RANGE_LIMIT_MAX).
+
+        Ascending from the lower end; with `newest_first` descending from the upper end, so that `limit`
+        keeps the newest. Bounds may lie outside of what exists. Fewer than `limit` means that the archive
+        holds no more between the bounds.
+
+        The page after seq `a`: `range(..., a, SEQ_MAX, limit)`. The page before seq `b`:
+        `range(..., 0, b - 1, limit, newest_first=True)`.
+        """
 
     async def latest(self, tenant_id: str, conversation_id: str) -> int:
         """The largest archived seq of a conversation, 0 for none."""
@@ -55,10 +78,62 @@ class Archive(ArchiveReader, Protocol):
     async def store(self, partition: int, messages: Sequence[ArchivedMessage], watermark: int) -> None:
         """Make the messages durable, and only then move the partition's watermark to `watermark`.
 
-        Idempotent: storing the same messages again changes nothing. The watermark only grows: a
-        smaller one is ignored. `messages` may be empty. StoreUnavailable: some of the messages may be
-        there, the watermark does not cover them (outcome UNKNOWN); repeat the call.
+        Idempotent: storing the same messages again changes nothing; at an address that holds a higher
+        revision nothing changes either, a higher one replaces what is there. Which of two records of
+        one revision stands is not said: ask before, and store only one of them. The watermark only
+        grows: a smaller one is ignored, so an archiver that was replaced and wakes up harms nothing.
+        `messages` holds an address at most once and may be empty. StoreUnavailable: some of the
+        messages may be there, the watermark does not cover them (outcome UNKNOWN); repeat the call.
         """
+
+
+class ArchivedCopy(NamedTuple):
+    """What the archive holds of a message that may leave the hot tier: it goes only if it is the same."""
+
+    conversation_seq: int
+    message_id: bytes
+    record: bytes
+
+
+class Dropped(NamedTuple):
+    """What `HotRecords.drop` did: messages removed, messages kept because the hot tier holds another state
+    of them, and the seq of a message that is not confirmed yet, where it stopped (None: it did not)."""
+
+    removed: int
+    differing: int
+    stopped_at: int | None
+
+
+class HotRecords(Protocol):
+    """The hot tier's messages as the trimmer sees them. StoreUnavailable: nothing of a call, or all of it.
+
+    Each conversation has a number `hot_from`, at first 1: what lies below was trimmed before.
+    """
+
+    async def note(self, partition: int, conversations: Sequence[tuple[str, str]], at_ms: int) -> list[int]:
+        """Remember that messages of (tenant, conversation) were archived at `at_ms`; their `hot_from`.
+
+        0 for a conversation that the hot tier does not know: there is nothing to trim, nor to remember.
+        """
+
+    async def silent(self, partition: int, before_ms: int, limit: int) -> list[tuple[str, str, int]]:
+        """(tenant, conversation, hot_from) of what was last noted at or before `before_ms`, oldest first."""
+
+    async def drop(
+        self,
+        partition: int,
+        conversation: tuple[str, str],
+        copies: Sequence[ArchivedCopy],
+        hot_from: int,
+    ) -> Dropped:
+        """Remove each message of which the hot tier holds the very same bytes; then raise `hot_from`.
+
+        `copies` ascend. A message that is still RESERVED stays: a writer may have to append it again; the
+        call ends there, and `hot_from` is raised to its seq at most. `hot_from` never goes down.
+        """
+
+    async def forget(self, partition: int, conversations: Sequence[tuple[str, str]], before_ms: int) -> None:
+        """Take (tenant, conversation) off the list of `silent`, unless noted again after `before_ms`."""
 
 
 def require_limit(limit: int) -> int:

@@ -71,13 +71,22 @@ class RocksArchive:
         return await self._calls.run(self._read, partial(table.read_records, wanted=wanted))
 
     async def range(
-        self, tenant_id: str, conversation_id: str, after_seq: int, up_to_seq: int, limit: int
+        self,
+        tenant_id: str,
+        conversation_id: str,
+        after_seq: int,
+        up_to_seq: int,
+        limit: int,
+        *,
+        newest_first: bool = False,
     ) -> list[ArchivedMessage]:
-        """after_seq < seq <= up_to_seq, ascending, at most `limit`."""
+        """after_seq < seq <= up_to_seq, at most `limit`, from the end that `newest_first` names."""
         require_limit(limit)
         return await self._calls.run(
             self._read,
-            lambda db: table.read_range(db, tenant_id, conversation_id, after_seq, up_to_seq, limit),
+            lambda db: table.read_range(
+                db, (tenant_id, conversation_id), after_seq, up_to_seq, limit, newest_first=newest_first
+            ),
         )
 
     async def latest(self, tenant_id: str, conversation_id: str) -> int:
@@ -111,7 +120,7 @@ class RocksArchive:
     def _store(self, partition: int, messages: Sequence[ArchivedMessage], watermark: int) -> None:
         db = self._opened()
         try:
-            for batch in _batches(messages):
+            for batch in _batches(table.without_superseded(db, messages)):
                 db.write(batch)
                 failpoints.hit("archiver.batch_partial")
             if messages:
@@ -139,7 +148,7 @@ def _batches(messages: Sequence[ArchivedMessage]) -> Iterator[WriteBatch]:
     for message in messages:
         batch.put(
             layout.message_key(message.tenant_id, message.conversation_id, message.conversation_seq),
-            message.record,
+            layout.encode_message(message.record, message.revision),
         )
         if batch.size_in_bytes() >= CHUNK_BYTES:
             yield batch

@@ -4,8 +4,10 @@
 
     v                                                -> layout version, one byte
     w <outbox partition, u32 big-endian>             -> archive watermark + 1, u64 big-endian
-    m <tenant> NUL <conversation> NUL <seq, u64 big-endian>  -> MessageRecord bytes
+    m <tenant> NUL <conversation> NUL <seq, u64 big-endian>  -> MessageRecord bytes, in front of them
+                                                               NUL and the revision (u32) unless it is 0
 
+A MessageRecord begins with its version, which is never 0, so the two forms cannot be mistaken.
 Ids contain no NUL (``ids.is_text_id``), so no two addresses share a key and no conversation's range
 reaches into another's. Pure: no store is touched here.
 
@@ -17,7 +19,6 @@ import struct
 VERSION_KEY = b"v"
 VERSION = b"\x01"
 
-SEQ_MAX = 2**64 - 1
 _U32 = struct.Struct(">I")
 _U64 = struct.Struct(">Q")
 
@@ -43,8 +44,21 @@ def conversation_prefix(tenant_id: str, conversation_id: str) -> bytes:
 
 
 def message_key(tenant_id: str, conversation_id: str, seq: int) -> bytes:
-    """The key of a message; 0 <= seq < 2**64."""
+    """The key of a message; 0 <= seq <= SEQ_MAX."""
     return conversation_prefix(tenant_id, conversation_id) + _U64.pack(seq)
+
+
+def encode_message(record: bytes, revision: int) -> bytes:
+    """The value of a message; `record` must not begin with NUL."""
+    return record if revision == 0 else b"\0" + _U32.pack(revision) + record
+
+
+def decode_message(value: bytes) -> tuple[bytes, int]:
+    """MessageRecord bytes and revision of a stored value."""
+    if value[:1] != b"\0":
+        return value, 0
+    start = 1 + _U32.size
+    return value[start:], int(_U32.unpack(value[1:start])[0])
 
 
 def seq_of(key: bytes) -> int:

@@ -55,16 +55,29 @@ class RocksArchiveReader:
         )
 
     async def range(
-        self, tenant_id: str, conversation_id: str, after_seq: int, up_to_seq: int, limit: int
+        self,
+        tenant_id: str,
+        conversation_id: str,
+        after_seq: int,
+        up_to_seq: int,
+        limit: int,
+        *,
+        newest_first: bool = False,
     ) -> list[ArchivedMessage]:
-        """after_seq < seq <= up_to_seq, ascending, at most `limit`."""
-        full = min(require_limit(limit), up_to_seq - after_seq)
+        """after_seq < seq <= up_to_seq, at most `limit`, from the end that `newest_first` names."""
+        full = max(0, min(require_limit(limit), up_to_seq - after_seq))
         nothing: list[ArchivedMessage] = []
         return await self._calls.run(
             self._read_fully,
-            lambda db: table.read_range(db, tenant_id, conversation_id, after_seq, up_to_seq, limit),
+            lambda db: table.read_range(
+                db, (tenant_id, conversation_id), after_seq, up_to_seq, limit, newest_first=newest_first
+            ),
             nothing,
-            lambda found: len(found) >= full,
+            # From the upper end a full page may still lack the newest ones.
+            lambda found: (
+                len(found) >= full
+                and (not newest_first or not full or found[0].conversation_seq == up_to_seq)
+            ),
         )
 
     async def latest(self, tenant_id: str, conversation_id: str) -> int:

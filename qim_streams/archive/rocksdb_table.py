@@ -22,7 +22,7 @@ from rocksdict import (
 
 from qim_streams.archive import rocksdb_layout as layout
 from qim_streams.archive.errors import ArchiveLockedError
-from qim_streams.archive.ports import ArchivedMessage
+from qim_streams.archive.ports import SEQ_MAX, ArchivedMessage
 from qim_streams.errors import ConfigError, Outcome, QimError, StoreError, StoreUnavailable
 
 log = logging.getLogger(__name__)
@@ -138,24 +138,52 @@ def read_records(db: Rdict, wanted: Sequence[tuple[str, str, int]]) -> list[byte
     if not wanted:
         return []
     found: list[bytes | None] = db.get([layout.message_key(*address) for address in wanted])
-    return found
+    return [None if value is None else layout.decode_message(value)[0] for value in found]
+
+
+def without_superseded(db: Rdict, messages: Sequence[ArchivedMessage]) -> list[ArchivedMessage]:
+    """The messages but those of which a higher revision is stored."""
+    if not messages:
+        return []
+    stored = db.get(
+        [layout.message_key(one.tenant_id, one.conversation_id, one.conversation_seq) for one in messages]
+    )
+    return [
+        message
+        for message, value in zip(messages, stored, strict=True)
+        if value is None or layout.decode_message(value)[1] <= message.revision
+    ]
 
 
 def read_range(
-    db: Rdict, tenant_id: str, conversation_id: str, after_seq: int, up_to_seq: int, limit: int
+    db: Rdict,
+    conversation: tuple[str, str],
+    after_seq: int,
+    up_to_seq: int,
+    limit: int,
+    *,
+    newest_first: bool = False,
 ) -> list[ArchivedMessage]:
-    """after_seq < seq <= up_to_seq, ascending, at most `limit`."""
-    if up_to_seq <= after_seq:
+    """after_seq < seq <= up_to_seq of (tenant, conversation), at most `limit`, from one of the ends."""
+    first, last = max(after_seq + 1, 0), min(up_to_seq, SEQ_MAX)
+    if last < first:
         return []
-    first, last = max(after_seq + 1, 0), min(up_to_seq, layout.SEQ_MAX)
+    lowest, highest = layout.message_key(*conversation, first), layout.message_key(*conversation, last)
     read = ReadOptions()
-    read.set_iterate_upper_bound(layout.message_key(tenant_id, conversation_id, last) + b"\0")
+    read.set_iterate_upper_bound(highest + b"\0")
     cursor = db.iter(read)
-    cursor.seek(layout.message_key(tenant_id, conversation_id, first))
+    if newest_first:
+        cursor.seek_for_prev(highest)
+    else:
+        cursor.seek(lowest)
     found: list[ArchivedMessage] = []
-    while len(found) < limit and cursor.valid():
-        found.append(ArchivedMessage(tenant_id, conversation_id, layout.seq_of(cursor.key()), cursor.value()))
-        cursor.next()
+    while len(found) < limit and cursor.valid() and cursor.key() >= lowest:
+        record, revision = layout.decode_message(cursor.value())
+        found.append(ArchivedMessage(*conversation, layout.seq_of(cursor.key()), record, revision))
+        if newest_first:
+            cursor.prev()
+        else:
+            cursor.next()
     cursor.status()  # an iterator that met an I/O error looks like one at its end; this raises
     return found
 
@@ -163,7 +191,7 @@ def read_range(
 def read_latest(db: Rdict, tenant_id: str, conversation_id: str) -> int:
     """The largest archived seq of a conversation, 0 for none."""
     cursor = db.iter()
-    cursor.seek_for_prev(layout.message_key(tenant_id, conversation_id, layout.SEQ_MAX))
+    cursor.seek_for_prev(layout.message_key(tenant_id, conversation_id, SEQ_MAX))
     if cursor.valid() and cursor.key().startswith(layout.conversation_prefix(tenant_id, conversation_id)):
         return layout.seq_of(cursor.key())
     cursor.status()

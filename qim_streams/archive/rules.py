@@ -3,8 +3,9 @@
 A record is kept when it decodes, its ids are legal, and its key names its conversation. What fails is
 poison: it goes to the dead letters and costs only itself. A message at an address that already holds
 other bytes is poison too: the first one stands, because it is the one that was acknowledged
-(Spec: §3.5). The partition is not judged: it follows from a setting, and a wrong setting must not turn
-good messages into dead letters.
+(Spec: §3.5). Unless it is a later revision of the same message (an edit, a recall): then it replaces what
+is there, and an earlier revision that comes late is a repeat. The partition is not judged: it follows from
+a setting, and a wrong setting must not turn good messages into dead letters.
 
 Spec: §1, §3, §11.
 """
@@ -13,11 +14,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from qim_streams.archive.ports import ArchivedMessage
+from qim_streams.archive.ports import REVISION_MAX, ArchivedMessage
 from qim_streams.errors import RecordError
 from qim_streams.ids import is_text_id
 from qim_streams.log_ports import LogRecord
-from qim_streams.records import decode_message, decode_outbox, record_key
+from qim_streams.records import MessageRecord, decode_message, decode_outbox, record_key
 
 Address = tuple[str, str, int]
 
@@ -27,14 +28,20 @@ R = TypeVar("R", bound=LogRecord)
 
 @dataclass(slots=True)
 class Reading(Generic[R]):
-    """A batch as read: one message per address in log order, how often an address was repeated with the
-    same bytes, and the poison with its reason. `committed_at` holds the first message's, 0 for none."""
+    """A batch as read: one message per address in log order, in its highest revision; how often an address
+    was repeated; the poison with its reason. `committed_at` holds the first message's, 0 for none."""
 
     messages: dict[Address, ArchivedMessage] = field(default_factory=dict)
     sources: dict[Address, R] = field(default_factory=dict)
     poison: list[tuple[R, str]] = field(default_factory=list)
     repeated: int = 0
     committed_at: int = 0
+
+
+def revision_of(message: MessageRecord) -> int:
+    """Which state of the message the record holds: its first extra field if that is a number, else 0."""
+    first = message.extra[0] if message.extra else 0
+    return first if isinstance(first, int) and 0 <= first <= REVISION_MAX else 0
 
 
 def read_message(record: LogRecord) -> tuple[ArchivedMessage, int]:
@@ -50,9 +57,23 @@ def read_message(record: LogRecord) -> tuple[ArchivedMessage, int]:
     if record.key != record_key(message.tenant_id, message.conversation_id):
         raise RecordError("OutboxRecord: its key names another conversation than the message")
     archived = ArchivedMessage(
-        message.tenant_id, message.conversation_id, message.conversation_seq, bytes(encoded)
+        message.tenant_id,
+        message.conversation_id,
+        message.conversation_seq,
+        bytes(encoded),
+        revision_of(message),
     )
     return archived, message.committed_at
+
+
+def _replaces(message: ArchivedMessage, stored: bytes) -> bool | None:
+    """Whether `message` replaces `stored` at its address: False for a repeat, None for a contradiction."""
+    if stored == message.record:
+        return False
+    old = decode_message(stored)
+    if old.message_id != decode_message(message.record).message_id or revision_of(old) == message.revision:
+        return None
+    return message.revision > revision_of(old)
 
 
 def read_batch(records: Iterable[R]) -> Reading[R]:
@@ -70,27 +91,33 @@ def read_batch(records: Iterable[R]) -> Reading[R]:
             reading.messages[address] = message
             reading.sources[address] = record
             reading.committed_at = reading.committed_at or committed_at
-        elif earlier.record == message.record:
-            reading.repeated += 1
-        else:
+            continue
+        replaces = _replaces(message, earlier.record)
+        if replaces:
+            reading.messages[address] = message
+            reading.sources[address] = record
+        elif replaces is None:
             reading.poison.append((record, _contradiction(address)))
+        else:
+            reading.repeated += 1
     return reading
 
 
 def drop_known(reading: Reading[R], known: Sequence[bytes | None]) -> list[ArchivedMessage]:
     """The messages that the archive does not hold yet.
 
-    `known` has the archive's bytes for each address of `reading`, in its order. Equal ones are counted
-    as repeated, other ones are moved to the poison.
+    `known` has the archive's bytes for each address of `reading`, in its order. Equal ones and earlier
+    revisions are counted as repeated, contradictions are moved to the poison.
     """
     fresh = []
     for (address, message), stored in zip(reading.messages.items(), known, strict=True):
-        if stored is None:
+        replaces = True if stored is None else _replaces(message, stored)
+        if replaces:
             fresh.append(message)
-        elif stored == message.record:
-            reading.repeated += 1
-        else:
+        elif replaces is None:
             reading.poison.append((reading.sources[address], _contradiction(address)))
+        else:
+            reading.repeated += 1
     return fresh
 
 

@@ -6,7 +6,8 @@ One batch, in this order (each step is safe to repeat, so a kill between any two
 2. ask the archive which of the messages it holds; one with other bytes is poison;
 3. poison into the dead letters, awaited, once for as long as the partition is ours;
 4. the new messages durable, then the watermark = offset of the batch's last record;
-5. return, which acknowledges the batch. The group's offset is a hint only: a partition starts at
+5. tell `on_covered` which messages are covered now (the trimmer of the hot tier listens);
+6. return, which acknowledges the batch. The group's offset is a hint only: a partition starts at
    archive watermark + 1.
 
 Invariants: the watermark covers a prefix without a gap (a batch that does not continue it is refused
@@ -15,11 +16,11 @@ with InvariantViolation); a batch that cannot be stored is never acknowledged an
 Spec: §1 ARCHIVED, §3, §14.8.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from qim_streams import failpoints
 from qim_streams.archive import metrics
-from qim_streams.archive.ports import Archive
+from qim_streams.archive.ports import Archive, ArchivedMessage
 from qim_streams.archive.rules import drop_known, read_batch
 from qim_streams.errors import InvariantViolation
 from qim_streams.log_ports import LogBatch, LogRecord, Poison, PoisonSink
@@ -29,9 +30,17 @@ class HistoryArchiver:
     """Archives what it is handed. One instance serves any number of partitions, one batch each at a time."""
 
     def __init__(
-        self, outbox_topic: str, archive: Archive, poison: PoisonSink, *, now_ms: Callable[[], int]
+        self,
+        outbox_topic: str,
+        archive: Archive,
+        poison: PoisonSink,
+        *,
+        now_ms: Callable[[], int],
+        on_covered: Callable[[int, Iterable[ArchivedMessage]], None] = lambda partition, messages: None,
     ) -> None:
+        """`on_covered` gets the partition and the messages of each batch once its watermark is published."""
         self._topic, self._archive, self._poison, self._now_ms = outbox_topic, archive, poison, now_ms
+        self._on_covered = on_covered
         self._covered: dict[int, int] = {}
         self._buried: dict[int, int] = {}  # partition -> poison up to this offset is in the dead letters
 
@@ -59,6 +68,7 @@ class HistoryArchiver:
         await self._archive.store(batch.partition, fresh, last)
         failpoints.hit("archiver.watermark_published")
         self._covered[batch.partition] = last
+        self._on_covered(batch.partition, reading.messages.values())
         metrics.count(len(fresh), reading.repeated, len(reading.poison))
         if reading.committed_at:
             metrics.AGE_SECONDS.observe(max(0, self._now_ms() - reading.committed_at) / 1000)

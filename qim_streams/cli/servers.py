@@ -31,6 +31,9 @@ def server_settings(state_dir: Path | None) -> tuple[Settings, str]:
                 "brokers": found.get("brokers"),
                 "redis_url": found.get("redis_url"),
                 "archive_rocksdb_dir": directory / "archive",
+                "archive": found.get("archive"),
+                "cassandra_hosts": found.get("cassandra_hosts"),
+                "cassandra_port": found.get("cassandra_port"),
             }
             unset = {
                 name: value

@@ -8,7 +8,7 @@ import click
 from qim_streams.cli.connect import client_of, connected, run, stack_options
 from qim_streams.client import Delivery, QimClient, RebuildRequired, SyncFinished
 from qim_streams.client.discovery import StackAddress
-from qim_streams.wire.frames import Event
+from qim_streams.wire.frames import Event, Message
 from qim_streams.wire.schema import Schema
 
 _EVENT = Schema(Event)
@@ -66,7 +66,11 @@ def _line(one: Delivery, as_json: bool) -> str | None:
 
 def event_line(event: Event) -> str:
     """One line of a terminal: local time, sender, text, conversation and seq."""
-    message = event.message
+    return message_line(event.message)
+
+
+def message_line(message: Message) -> str:
+    """See `event_line`."""
     at = datetime.fromtimestamp(message.committed_at / 1_000).strftime("%H:%M:%S")
     place = f"{message.conversation_id} #{message.conversation_seq}"
     return f"{at} {message.sender_id}: {printable(message.body)}  [{place}]"

@@ -36,7 +36,11 @@ def parse_workers(values: tuple[str, ...]) -> dict[str, int]:
 @click.option(
     "--embedded-broker", type=click.Choice(["auto", "kafka", "tansu"]), default="auto", show_default=True
 )
-@click.option("--archive", type=click.Choice(["rocksdb"]), default="rocksdb", show_default=True)
+@click.option(
+    "--archive",
+    type=click.Choice(["rocksdb", "cassandra"]),
+    help="default: QIM_ARCHIVE, else rocksdb; cassandra is the cluster of QIM_CASSANDRA_HOSTS, else started",
+)
 @click.option(
     "--fsync",
     type=click.Choice(["everysec", "always"]),
@@ -45,7 +49,10 @@ def parse_workers(values: tuple[str, ...]) -> dict[str, int]:
     help="when the embedded Redis syncs its log to disk",
 )
 @click.option(
-    "--workers", multiple=True, metavar="ROLE=COUNT", help="processes of fanout or mailbox; repeatable"
+    "--workers",
+    multiple=True,
+    metavar="ROLE=COUNT",
+    help="processes of fanout or mailbox (or archiver, with cassandra); repeatable",
 )
 @click.option(
     "--restarts",
@@ -61,7 +68,7 @@ def up(
     brokers: str | None,
     redis_url: str | None,
     embedded_broker: str,
-    archive: str,
+    archive: str | None,
     fsync: str,
     workers: tuple[str, ...],
     restarts: int,
@@ -74,16 +81,17 @@ def up(
     """
     from qim_streams.stack.run import RunOptions, ServerOptions, run_stack
 
-    settings = load_settings(archive=archive)
+    settings = load_settings() if archive is None else load_settings(archive=archive)
     servers = ServerOptions(
         brokers=brokers or os.environ.get("QIM_BROKERS"),
         redis_url=redis_url or os.environ.get("QIM_REDIS_URL"),
         broker=embedded_broker,  # type: ignore[arg-type] # click.Choice holds it to the literal
         appendfsync=fsync,  # type: ignore[arg-type]
         quick=quick,
+        cassandra=settings.archive == "cassandra" and "QIM_CASSANDRA_HOSTS" not in os.environ,
     )
     options = RunOptions(
-        plan.StackOptions(state_dir, settings.node_id, parse_workers(workers), web),
+        plan.StackOptions(state_dir, settings.node_id, parse_workers(workers), web, settings.archive),
         servers,
         RestartPolicy(restarts_max=restarts),
     )

@@ -17,3 +17,8 @@ def retry_ms(attempt: int, base_ms: int, cap_ms: int, asked_ms: int | None, rand
     """At least what the server asked for, plus jitter of the same size or the back-off, whichever is more."""
     asked = asked_ms or 0
     return asked + max(backoff_ms(attempt, base_ms, cap_ms, random), int(asked * random / 2))
+
+
+def spread_ms(asked_ms: int, random: float) -> int:
+    """At least `asked_ms` and at most half as much again: the server may have asked everybody the same."""
+    return asked_ms + int(asked_ms * random / 2)

@@ -1,54 +1,50 @@
 """`QimClient`: a device that stays connected, sends until answered, and gives out every event once.
 
-The protocol lives in ``session``, the connection in ``keeper`` and ``link``; this module is what the
-application calls, and hands deliveries to it. Nothing is started per message.
+The protocol lives in ``session``, the connection in ``keeper`` and ``link``, what is kept and handed out
+in ``journal`` and ``stream``, what is sent in ``outbox``, what was missed in ``rebuild``; this module is
+what the application calls. Nothing is started per message.
 
-Invariants: a delivery reaches the local store before the application; a send is settled once, with a
-receipt, a refusal, or `ClientStopped` (outcome UNKNOWN) when the client ends first; after a terminal
-error nothing is sent any more.
+Invariants: a delivery is kept in the local store before the application gets it, and a message before
+the server does; a send is settled once, with a receipt, a refusal, or `ClientStopped` (outcome UNKNOWN)
+when the client ends first; after a terminal error nothing is sent any more.
 
-Spec: §3, §6, §7, §8 (step 0). Scenarios A13 C1 C2 I10 I13.
+Spec: §3, §6, §7, §8. Scenarios A13 C1 C2 I10 I13.
 """
 
 import asyncio
+import logging
 import secrets
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from random import random
-from typing import NamedTuple
 
 import aiohttp
 
-from qim_streams.client.deliveries import Delivery, RebuildRequired
+from qim_streams.client.conversations import ConversationSet, KnownConversations
+from qim_streams.client.deliveries import Delivery, SendReceipt, Stopped
 from qim_streams.client.groups import Groups
+from qim_streams.client.history import History
+from qim_streams.client.journal import Batch, Journal
 from qim_streams.client.keeper import Keeper, TokenSource, websocket_url
-from qim_streams.client.options import ClientOptions
-from qim_streams.client.sends import Outgoing
-from qim_streams.client.session import Phase, Session
-from qim_streams.client.store import LocalStore, Unsent
-from qim_streams.errors import AdmissionRefused, ClientStopped, ConfigError, QimError
-from qim_streams.wire.frames import Error, Event, SendAck
+from qim_streams.client.options import ClientOptions, body_bytes_max
+from qim_streams.client.outbox import Outbox, Settled
+from qim_streams.client.phases import Phase
+from qim_streams.client.rebuild import Rebuilder
+from qim_streams.client.requests import Requests
+from qim_streams.client.session import Session
+from qim_streams.client.store import LocalStore, NoStore, Unsent
+from qim_streams.client.stream import Stream
+from qim_streams.errors import ClientStopped, QimError
 
-Settled = Callable[["SendReceipt | QimError"], None]
-
-
-class SendReceipt(NamedTuple):
-    """The message is committed. Repeating the send with its client_message_id gives the same."""
-
-    client_message_id: str
-    conversation_id: str
-    message_id: bytes
-    conversation_seq: int
-    committed_at: int
+log = logging.getLogger("qim.client")
 
 
 class QimClient:
     """One device of one user.
 
-    `token` is an access token or an async function that gets one (asked at each connection).
-    `on_deliveries` gets deliveries in batches, in place of `events()`; it must not block.
-    `on_rebuild` runs in a task after CURSOR_EXPIRED once the client is online again; when it returns,
-    the history counts as closed. `http` is a session to share; it is not closed here.
+    `token` is an access token or an async function that gets one (asked at each connection, and again
+    when one is refused). `on_deliveries` gets deliveries in batches, in place of `events()`; it must not
+    block. Without a `store` nothing outlives the object. `conversations` makes the `ConversationSet` of
+    rebuilds from session and requests. `http` is a session to share; it is not closed here.
     """
 
     def __init__(
@@ -60,31 +56,31 @@ class QimClient:
         options: ClientOptions | None = None,
         store: LocalStore | None = None,
         on_deliveries: Callable[[Sequence[Delivery]], None] | None = None,
-        on_rebuild: Callable[["QimClient"], Awaitable[None]] | None = None,
+        conversations: Callable[[Session, Requests], ConversationSet] = KnownConversations,
         http: aiohttp.ClientSession | None = None,
     ) -> None:
         self.options = options or ClientOptions()
-        self.groups = Groups(self, random)
-        self._store, self._http, self._own_http = store, http, http is None
-        self._on_deliveries, self._on_rebuild = on_deliveries, on_rebuild
-        state = store.load() if store is not None else None
-        self.session = Session(
-            device_id,
+        self._http, self._own_http = http, http is None
+        self._store = store or NoStore()
+        state = self._store.load()
+        self.gaps = state.gaps  # marked by rebuilds: messages that history could not give
+        self.session = session = Session(device_id, self.options, random, state)
+        self.requests = Requests(self, random)
+        self.groups = Groups(self.requests)
+        self.history = History(self.requests)
+        self.keeper = Keeper(session, self.options, websocket_url(url), token, self._received, self._room)
+        self._journal = Journal(self._store, state, self._hand_out, self._fail)
+        self._rebuilder = Rebuilder(
+            session,
+            self.requests,
+            conversations(session, self.requests),
             self.options,
+            self._received,
             random,
-            state.cursor if state else None,
-            state.positions if state else None,
         )
-        self.keeper = Keeper(
-            self.session, self.options, websocket_url(url), token, self._received, self._room
-        )
-        self._rebuild_pending = state.rebuild_pending if state else False
-        self._saved_cursor = self.session.cursor
-        for unsent in state.unsent if state else ():
-            self.session.send(Outgoing(*unsent, settled=self._settle))
-        self._waiting: dict[str, Settled] = {}
-        self._deliveries: deque[Delivery] = deque()
-        self._arrived, self._space = asyncio.Event(), asyncio.Event()
+        self._outbox = Outbox(session, self._journal, body_bytes_max(self.options), state.unsent)
+        self._stream = Stream(self.options.events_max, on_deliveries, self._journal, lambda: self._stopped)
+        self._pending: list[Delivery] = [*state.pending]  # kept by an earlier process and not given out
         self._changed = asyncio.Event()  # online, offline or stopped: waiters look again
         self._closing = False
         self._task: asyncio.Task[None] | None = None
@@ -96,8 +92,8 @@ class QimClient:
 
     @property
     def user_id(self) -> str:
-        """The user of the token, once AUTH_OK came; else empty."""
-        return self.session.auth.user_id if self.session.auth else ""
+        """The user, once an AUTH_OK has come (to this store); else empty."""
+        return self.session.user_id
 
     @property
     def cursor(self) -> str | None:
@@ -117,7 +113,12 @@ class QimClient:
     @property
     def rebuild_pending(self) -> bool:
         """Whether messages may be missing that only history has (Spec: §8)."""
-        return self._rebuild_pending
+        return self._rebuilder.is_due
+
+    @property
+    def unsent(self) -> int:
+        """Messages without a receipt or refusal, those of earlier processes included."""
+        return len(self.session.sends)
 
     # -- life
 
@@ -135,6 +136,8 @@ class QimClient:
         if self._task is None and self._stopped is None:
             if self._http is None:
                 self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+            pending, self._pending = self._pending, []
+            self._stream.give(pending)
             name = f"qim-client-{self.session.device_id}"
             self._task = asyncio.create_task(self._run(self._http), name=name)
 
@@ -150,8 +153,12 @@ class QimClient:
             await self._wait_change()
 
     async def close(self) -> None:
-        """End the connection. Sends without an answer end with ClientStopped; a store keeps them."""
+        """End the connection. Sends without an answer end with ClientStopped; a store keeps them.
+
+        What was kept and not taken from `events()` is given out by the next client of the store.
+        """
         self._closing = True
+        self._stream.close()
         task, self._task = self._task, None
         if task is not None:
             self.keeper.end(task)
@@ -159,11 +166,10 @@ class QimClient:
         if self._rebuild_task is not None:
             self._rebuild_task.cancel()
             await asyncio.wait([self._rebuild_task])
+        await self._journal.close()
         self._stop(ClientStopped("CLOSED", "the client was closed"))
         if self._own_http and self._http is not None:
             await self._http.close()
-        if self._store is not None:
-            self._store.close()
 
     async def __aenter__(self) -> "QimClient":
         await self.connect()
@@ -216,7 +222,7 @@ class QimClient:
     def submit(
         self,
         body: bytes,
-        settled: Settled,
+        settled: Settled | None = None,
         *,
         conversation_id: str | None = None,
         to_user_id: str | None = None,
@@ -224,56 +230,50 @@ class QimClient:
     ) -> str:
         """`send` without waiting: `settled` is called once with the receipt or the error.
 
-        Returns the client_message_id. AdmissionRefused when too many messages wait.
+        Returns the client_message_id. The message goes out once the store has it. `MessageSent` or
+        `SendFailed` comes in the stream as well. AdmissionRefused: too many messages wait, or too large.
         """
-        if (conversation_id is None) == (to_user_id is None):
-            raise ConfigError("send: give either conversation_id or to_user_id")
-        if self._stopped is not None:
-            raise self._stopped
         message_id = client_message_id or secrets.token_hex(16)
-        self.session.send(Outgoing(message_id, body, conversation_id, to_user_id, self._settle))
-        self._waiting[message_id] = settled
-        if self._store is not None:
-            self._store.add_unsent(Unsent(message_id, body, conversation_id, to_user_id))
-        self.wake()
+        self._check_running()
+        self._outbox.add(Unsent(message_id, body, conversation_id, to_user_id), settled)
+        return message_id
+
+    async def post(
+        self,
+        body: bytes,
+        *,
+        conversation_id: str | None = None,
+        to_user_id: str | None = None,
+        client_message_id: str | None = None,
+    ) -> str:
+        """Hand a message over for good: returns its client_message_id once the store has it.
+
+        With a store that outlives the process the message does, too; `MessageSent` or `SendFailed` tells
+        its end, to this client or a later one of the same store. Errors as in `submit`; ClientStopped.
+        """
+        message_id = client_message_id or secrets.token_hex(16)
+        self._check_running()
+        await self._outbox.add_and_keep(Unsent(message_id, body, conversation_id, to_user_id))
         return message_id
 
     def give_up(self, client_message_id: str) -> None:
-        """Stop repeating a message; whether it was committed stays unknown."""
-        if self.session.sends.cancel(client_message_id):
-            self._waiting.pop(client_message_id, None)
-            if self._store is not None:
-                self._store.settle(client_message_id)
+        """Stop repeating a message; whether it was committed stays unknown. Nothing is delivered for it."""
+        self._outbox.give_up(client_message_id)
 
-    def _settle(self, message: Outgoing, answer: SendAck | Error) -> None:
-        if self._store is not None:
-            self._store.settle(message.client_message_id)
-        settled = self._waiting.pop(message.client_message_id, None)
-        if settled is None:
-            return
-        if isinstance(answer, SendAck):
-            settled(SendReceipt(*answer[1:]))
-        else:
-            settled(AdmissionRefused(answer.name, answer.detail))
+    def _check_running(self) -> None:
+        if self._stopped is not None:
+            raise self._stopped
 
     # -- receiving
 
-    async def events(self) -> AsyncIterator[Delivery]:
+    def events(self) -> AsyncIterator[Delivery]:
         """Deliveries as they come: events once each, in order per conversation, and marks of the sync.
 
-        One reader at a time. Ends when the client is closed; raises ClientStopped after a terminal error.
+        One reader at a time. An event counts as taken when the next one is asked for (or the client is
+        closed): what was kept and not taken comes first in the next process. Ends when the client is
+        closed; raises ClientStopped after a terminal error.
         """
-        while True:
-            while self._deliveries:
-                yield self._deliveries.popleft()
-                if len(self._deliveries) == self.options.events_max // 2:
-                    self._space.set()
-            if self._stopped is not None:
-                if self._closing:
-                    return
-                raise self._stopped
-            self._arrived.clear()
-            await self._arrived.wait()
+        return self._stream.events()
 
     async def checkpoint(self, timeout_s: float = 30.0) -> None:
         """Pull what there is up to the watermark, so that the cursor covers it; returns when it does."""
@@ -284,77 +284,81 @@ class QimClient:
         async with asyncio.timeout(timeout_s):
             while self.session.coverage.is_pulling:
                 await self._wait_change()
+            await self._journal.drained()
 
     def wake(self) -> None:
         """Frames were queued in the session: write them."""
         self.keeper.wake()
 
-    def _deliver(self) -> None:
-        session = self.session
-        shown, session.shown = session.shown, []
-        for one in shown:
-            if type(one) is RebuildRequired:
-                self._rebuild_pending = True
-        if self._store is not None and (shown or session.cursor != self._saved_cursor):
-            events = [one for one in shown if type(one) is Event]
-            self._store.apply(events, session.cursor, self._rebuild_pending)
-            self._saved_cursor = session.cursor
-        if not shown:
-            return
-        if self._on_deliveries is not None:
-            self._on_deliveries(shown)
-        else:
-            self._deliveries.extend(shown)
-            self._arrived.set()
+    def _hand_out(self, batch: Batch) -> None:
+        """A batch was kept: messages may be sent, the rest is told and shown."""
+        if batch.sends:
+            for message in batch.sends:
+                self.session.sends.queue(message)
+            self.session.pump()
+            self.wake()
+        for told in batch.told:
+            told()
+        self._stream.give(batch.deliveries)
 
     # -- what the connection reports
 
     async def _run(self, http: aiohttp.ClientSession) -> None:
         try:
-            self._stop(await self.keeper.run(http))
+            why = await self.keeper.run(http)
+            await self._journal.drained()
+            self._stop(why)
         except asyncio.CancelledError:
             raise
         except BaseException as failure:
-            # A failing callback or store: going on could skip what it did not take.
             self._stop(ClientStopped("FAILED", f"{type(failure).__name__}: {failure}"))
             raise
 
+    def _fail(self, failure: Exception) -> None:
+        """A callback or the store failed: going on could skip what it did not take."""
+        log.error("the client stops", exc_info=failure)
+        self._stop(ClientStopped("FAILED", f"{type(failure).__name__}: {failure}"))
+        if self._task is not None:
+            self.keeper.end(self._task)
+
     def _received(self) -> None:
         """After each frame and tick: deliver, and tell those who wait for a change of phase."""
-        session = self.session
-        if session.shown or session.cursor != self._saved_cursor:
-            self._deliver()
+        session, inbox, journal = self.session, self.session.inbox, self._journal
+        if inbox.changed or session.gaps or session.rebuild is not journal.rebuild:
+            changed, inbox.changed = inbox.changed, {}
+            gaps, session.gaps = session.gaps, []
+            self.gaps += gaps
+            journal.add_history(session.rebuild, changed, gaps)
+        if session.shown or session.cursor != journal.cursor or session.owner != journal.owner:
+            shown, session.shown = session.shown, []
+            journal.add(shown, session.owner, session.cursor)
+        journal.write()
         state = (session.phase, session.coverage.is_pulling)
         if state != self._state:
-            if session.phase is Phase.ONLINE and self._state[0] is not Phase.ONLINE:
-                self._went_online()
             self._state = state
             self._change()
+        online = session.phase is Phase.ONLINE
+        if online and self._rebuild_task is None and self._rebuilder.is_due and not self._closing:
+            self._rebuild_task = asyncio.create_task(self._rebuild())
 
-    def _went_online(self) -> None:
-        if self._rebuild_pending and self._on_rebuild is not None and self._rebuild_task is None:
-            self._rebuild_task = asyncio.create_task(self._rebuild(self._on_rebuild))
-
-    async def _rebuild(self, rebuild: Callable[["QimClient"], Awaitable[None]]) -> None:
+    async def _rebuild(self) -> None:
         try:
-            await rebuild(self)
+            await self._rebuilder.run()
+        except ClientStopped:
+            pass  # the client has ended; the next one goes on where this one stood
+        except Exception as failure:  # noqa: BLE001 - going on would leave conversations silent for ever
+            self._fail(failure)
         finally:
             self._rebuild_task = None
-        self._rebuild_pending = False
-        if self._store is not None:
-            self._store.apply((), self.session.cursor, False)
 
     def _room(self) -> Awaitable[None] | None:
         """None while deliveries may pile up further; else something to wait for."""
-        if len(self._deliveries) < self.options.events_max:
-            return None
-        return self._wait_for_room()
+        return self._wait_for_room() if self._stream.is_full else None
 
     async def _wait_for_room(self) -> None:
-        self._space.clear()
         self.session.pause(True)
         try:
-            await self._space.wait()
+            await self._stream.room()
         finally:
             self.session.pause(False)
 
@@ -368,11 +372,8 @@ class QimClient:
         await self._changed.wait()
 
     def _stop(self, why: QimError) -> None:
-        if self._stopped is None:
-            self._stopped = why
-        self.session.sends.drain()
-        waiting, self._waiting = self._waiting, {}
-        for settled in waiting.values():
-            settled(self._stopped)
-        self._arrived.set()
+        first, self._stopped = self._stopped is None, self._stopped or why
+        self._outbox.stop(self._stopped)
+        say = first and not self._closing and isinstance(why, ClientStopped)
+        self._stream.stop(Stopped(why.code, why.detail) if say and isinstance(why, ClientStopped) else None)
         self._change()

@@ -7,14 +7,10 @@ success that changes nothing, except that after leaving or dismissing one may he
 Spec: §4 (membership versions).
 """
 
-import asyncio
 import secrets
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
-from qim_streams.client.backoff import retry_ms
-from qim_streams.errors import AdmissionRefused
-from qim_streams.wire.frames import Error
+from qim_streams.client.requests import Requests
 from qim_streams.wire.frames_group import (
     GroupAdd,
     GroupCreate,
@@ -30,19 +26,17 @@ from qim_streams.wire.frames_group import (
     MemberRow,
 )
 
-if TYPE_CHECKING:
-    from qim_streams.client.client import QimClient
-
-RETRY_BASE_MS = 50
-RETRY_CAP_MS = 5_000
 PAGE = 500
 
 
 class Groups:
-    """The groups of a user, as his client sees them. `timeout_s` bounds each call with its repeats."""
+    """The groups of a user, as his client sees them.
 
-    def __init__(self, client: "QimClient", random: Callable[[], float], timeout_s: float = 60.0) -> None:
-        self._client, self._random, self._timeout_s = client, random, timeout_s
+    Each call raises AdmissionRefused, ClientStopped, or TimeoutError when there is no answer.
+    """
+
+    def __init__(self, requests: Requests) -> None:
+        self._requests = requests
 
     async def create(
         self,
@@ -119,33 +113,4 @@ class Groups:
             after = page.members[-1].user_id
 
     async def _call(self, make: Callable[[int], GroupFrame]) -> GroupState:
-        """AdmissionRefused, ClientStopped, or TimeoutError (outcome unknown) when there is no answer."""
-        attempt = 0
-        async with asyncio.timeout(self._timeout_s):
-            while True:
-                attempt += 1
-                answer = await self._once(make)
-                if isinstance(answer, GroupState):
-                    return answer
-                if answer is not None and not answer.temporary:
-                    raise AdmissionRefused(answer.name, answer.detail)
-                asked = answer.retry_after_ms if answer is not None else None
-                delay = retry_ms(attempt, RETRY_BASE_MS, RETRY_CAP_MS, asked, self._random())
-                await asyncio.sleep(delay / 1_000)
-
-    async def _once(self, make: Callable[[int], GroupFrame]) -> GroupState | Error | None:
-        await self._client.wait_authenticated()
-        future: asyncio.Future[GroupState | Error | None] = asyncio.get_running_loop().create_future()
-
-        def answered(answer: GroupState | Error | None) -> None:
-            if not future.done():
-                future.set_result(answer)
-
-        session = self._client.session
-        rid = session.call(make, answered)
-        self._client.wake()
-        try:
-            return await future
-        finally:
-            if not future.done() or future.cancelled():
-                session.forget_call(rid)
+        return await self._requests.ask(make, GroupState)

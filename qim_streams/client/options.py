@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from qim_streams import limits
 from qim_streams.errors import ConfigError
 
+FRAME_REST_BYTES = 1_024  # of a SEND_MESSAGE besides the body: ids and names
+
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
@@ -39,8 +41,11 @@ class SessionOptions:
 class ClientOptions(SessionOptions):
     """What the socket side adds.
 
-    `encoding`: msgpack or json. `events_max`: deliveries that wait for `events()`; more stop the reading
-    of the socket. `follow_endpoint`: connect to the endpoint that the server prefers next time.
+    `encoding`: msgpack or json. `events_max`: deliveries that wait for `events()` or for the store; more
+    stop the reading of the socket. `follow_endpoint`: connect next time to the endpoint that the server
+    prefers, if it is on the same host or on one of `endpoint_hosts`, and never from TLS to none.
+    `token_attempts`: fresh tokens to try when one is refused. `history_*`: see `rebuild`; a page, how many
+    conversations at a time, how many messages of one, and how long to try in vain before a gap is marked.
     """
 
     encoding: str = "msgpack"
@@ -51,8 +56,23 @@ class ClientOptions(SessionOptions):
     backoff_cap_ms: int = 30_000
     events_max: int = 10_000
     follow_endpoint: bool = True
+    endpoint_hosts: tuple[str, ...] = ()
+    token_attempts: int = 3
+    history_page: int = 200
+    history_readers: int = 4
+    history_messages_max: int = 100_000
+    history_patience_s: float = 120.0
 
     def __post_init__(self) -> None:
         SessionOptions.__post_init__(self)
         if self.encoding not in ("msgpack", "json"):
             raise ConfigError(f"encoding is {self.encoding!r}; use msgpack or json")
+
+
+def body_bytes_max(options: ClientOptions) -> int:
+    """The largest body that fits into a frame; the server's own limit is usually lower.
+
+    A larger frame would end the connection, and with a store the next ones, too.
+    """
+    room = limits.FRAME_BYTES_MAX - FRAME_REST_BYTES
+    return room if options.encoding == "msgpack" else room * 3 // 4

@@ -1,13 +1,14 @@
 """Messages on their way out: sent, repeated with the same client_message_id, and settled once.
 
-A message waits in the lane of its conversation, is in flight under a request id, and comes back to its
+A message is admitted, and queued once it is kept (so that a restart cannot lose what a server may have
+got). Then it waits in the lane of its conversation, is in flight under a request id, and comes back to its
 lane when the connection is lost, the answer is late, or the server says "not now". With
 ``per_conversation = 1`` (the default of the client) a conversation's messages reach the server in the
 order they were given; with more in flight the order holds unless one of them must be repeated.
 
-Invariants: a message is settled exactly once, by an ack or a final refusal; while it is not, it is in
-exactly one of lane, flight; at most ``inflight_max`` are unanswered and ``waiting_max`` kept in all.
-Time comes in as monotonic milliseconds.
+Invariants: a message is settled exactly once, by an ack or a final refusal; while it is queued and not
+settled, it is in exactly one of lane, flight; at most ``inflight_max`` are unanswered and ``waiting_max``
+kept in all. Time comes in as monotonic milliseconds.
 
 Spec: §3 (5). Scenarios C1 C4.
 """
@@ -34,7 +35,7 @@ class Outgoing:
     conversation_id: str | None
     to_user_id: str | None
     settled: Callable[["Outgoing", SendAck | Error], None] | None = None
-    number: int = 0  # order of arrival
+    number: int = 0  # order of arrival; 0: admitted, not queued
     attempts: int = 0
     rid: int = 0
     sent_ms: int = 0
@@ -85,8 +86,8 @@ class SendQueue:
         """Whether `add` would refuse."""
         return len(self._by_id) >= self._waiting_max
 
-    def add(self, message: Outgoing) -> None:
-        """Take a message; AdmissionRefused when full or when its id is on its way already."""
+    def admit(self, message: Outgoing) -> None:
+        """Reserve room; AdmissionRefused when full or when its id is on its way already."""
         if message.client_message_id in self._by_id:
             raise AdmissionRefused(
                 "CLIENT_MESSAGE_ID_CONFLICT",
@@ -98,12 +99,22 @@ class SendQueue:
                 f"{self._waiting_max} messages wait to be sent; send slower",
                 retry_after_ms=1_000,
             )
+        self._by_id[message.client_message_id] = message
+
+    def queue(self, message: Outgoing) -> None:
+        """An admitted message may go; without effect when it was cancelled meanwhile."""
+        if self._by_id.get(message.client_message_id) is not message:
+            return
         self._numbers += 1
         message.number = self._numbers
-        self._by_id[message.client_message_id] = message
         lane = self._lane(message.target)
         lane.queue.append(message)
         self._list(lane)
+
+    def restore(self, message: Outgoing) -> None:
+        """Queue a message of an earlier process, whatever the bounds are today."""
+        self._by_id[message.client_message_id] = message
+        self.queue(message)
 
     def frames(self, now_ms: int, next_rid: Callable[[], int]) -> list[SendMessage]:
         """The SEND_MESSAGE frames to send now; their messages are in flight from here on."""
@@ -215,6 +226,8 @@ class SendQueue:
 
     def _take_out(self, message: Outgoing) -> None:
         del self._by_id[message.client_message_id]
+        if not message.number:
+            return
         lane = self._lanes[message.target]
         if self._flight.get(message.rid) is message:
             del self._flight[message.rid]

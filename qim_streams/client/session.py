@@ -12,30 +12,32 @@ and `cursor` is what to store. `closed` ends a connection; the next `open` goes 
 Invariants: the cursor changes only with MAILBOX_BATCH, ONLINE_READY or a verdict on AUTH, and only after
 the events that it covers are in `shown`; PUSH_EVENTS never move it. A gap in the live stream ends in a
 pull. An ERROR that the table calls terminal for the connection sets `ended`, and nothing is tried again.
+After CURSOR_EXPIRED or CURSOR_INVALID every conversation waits for its history (`rebuild`).
 
-Spec: §6, §7, §8 (step 0). Scenarios A1 A4 A5 A7 C14 I13.
+Spec: §6, §7, §8 (0) (3) (6) (7). Scenarios A1 A4 A5 A7 A16 C14 I13.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from qim_streams.client.backoff import spread_ms
 from qim_streams.client.coverage import Coverage
-from qim_streams.client.deliveries import Delivery, RebuildRequired, SyncFinished, SyncStarted
+from qim_streams.client.deliveries import Delivery, Gap, Rebased, RebuildRequired, SyncFinished, SyncStarted
+from qim_streams.client.heartbeat import Heartbeat
 from qim_streams.client.inbox import Inbox
+from qim_streams.client.local_events import history_event, own_event
 from qim_streams.client.options import SessionOptions
+from qim_streams.client.phases import Answered, Broken, Phase, ended_here
 from qim_streams.client.pulls import Part
-from qim_streams.client.sends import Outgoing, SendQueue
+from qim_streams.client.sends import SendQueue
+from qim_streams.client.store import LocalState, Rebuild
 from qim_streams.ids import event_id
-from qim_streams.records import KIND_MESSAGE, SENDER_FLAGS, STATE_NORMAL
 from qim_streams.wire.codes import BY_CODE
 from qim_streams.wire.frames import (
     Auth,
     AuthOk,
     ClientFrame,
     Error,
-    Event,
     Goodbye,
     LiveLost,
     MailboxBatch,
@@ -49,44 +51,27 @@ from qim_streams.wire.frames import (
     ServerFrame,
     SyncComplete,
 )
-from qim_streams.wire.frames_group import GroupFrame, GroupState
-
-PING_INTERVAL_MIN_MS = 1_000
-PING_INTERVAL_DEFAULT_MS = 30_000
-PEER_DEAD_MS = 15_000  # silence beyond the ping interval
-
-
-class Phase(Enum):
-    """Where a connection is."""
-
-    OFFLINE = "offline"
-    AUTHENTICATING = "authenticating"
-    SYNCING = "syncing"
-    COMPLETING = "completing"
-    ONLINE = "online"
-
-
-@dataclass(frozen=True, slots=True)
-class Broken:
-    """Why the connection should be closed now; another one is tried after `retry_after_ms`."""
-
-    reason: str
-    retry_after_ms: int
 
 
 class Session:
-    """One device across its connections. `random` gives numbers in [0, 1) for jitter."""
+    """One device across its connections. `random` gives numbers in [0, 1) for jitter.
+
+    `state` is what the device kept. `owner` says whose state this is: a sign-on as somebody else ends it.
+    """
 
     def __init__(
         self,
         device_id: str,
         options: SessionOptions,
         random: Callable[[], float],
-        cursor: str | None = None,
-        positions: dict[str, int] | None = None,
+        state: LocalState | None = None,
     ) -> None:
-        self.device_id, self.options, self.cursor = device_id, options, cursor
-        self.inbox = Inbox(positions)
+        kept = state or LocalState()
+        self.device_id, self.options = device_id, options
+        self.cursor, self.owner, self.rebuild = kept.cursor, kept.owner, kept.rebuild
+        self.inbox = Inbox(kept.positions, history=kept.history)
+        self.inbox.reads_unknown = kept.rebuild is not Rebuild.NONE
+        self.gaps: list[Gap] = []  # marked since the store last took them
         self.sends = SendQueue(
             options.inflight_max, options.per_conversation_inflight, options.waiting_max, options.answer_ms
         )
@@ -104,10 +89,10 @@ class Session:
         self._token = ""
         self._rid = self._control_rid = 0  # the latter: of AUTH, then of SYNC_COMPLETE
         self._parts: dict[int, Part] = {}
-        self._calls: dict[int, Callable[[GroupState | Error | None], None]] = {}
+        self._calls: dict[int, Answered] = {}
         self._backfill: tuple[int, int] | None = None  # (shard_epoch, pulled_to) of a first sync cut short
-        self._now_ms = self._heard_ms = self._ping_due_ms = self._control_ms = 0
-        self._ping_interval_ms = PING_INTERVAL_DEFAULT_MS
+        self._now_ms = self._control_ms = 0
+        self._heartbeat = Heartbeat()
         self._paused = self._lost_early = False
         self._handlers: dict[type, Callable[[Any], None]] = {
             PushEvents: self._on_push,
@@ -116,7 +101,6 @@ class Session:
             AuthOk: self._on_auth_ok,
             OnlineReady: self._on_online,
             LiveLost: self._on_live_lost,
-            GroupState: self._on_group_state,
             Error: self._on_error,
             Ping: lambda frame: self.frames.append(Pong(frame.rid)),
             Pong: self._on_pong,
@@ -127,17 +111,18 @@ class Session:
 
     def open(self, access_token: str, now_ms: int) -> None:
         """A socket is connected: queue AUTH."""
-        self._now_ms = self._heard_ms = now_ms
-        self._ping_due_ms = now_ms + self._ping_interval_ms
+        self._now_ms = now_ms
+        self._heartbeat.restart(now_ms)
         self.broken = self.goodbye = None
         self._token = access_token
         self._authenticate()
 
     def receive(self, frame: ServerFrame, now_ms: int) -> None:
         """Take a frame. ProtocolError: the server broke the protocol, close the connection."""
-        self._now_ms = self._heard_ms = now_ms
+        self._now_ms = now_ms
+        self._heartbeat.heard(now_ms)
         self.inbox.counters.frames += 1
-        self._handlers[type(frame)](frame)
+        self._handlers.get(type(frame), self._on_answer)(frame)
 
     def tick(self, now_ms: int) -> None:
         """Do what is due: pings, repeats, pulls. Call it a few times a second."""
@@ -145,12 +130,12 @@ class Session:
         if self.phase is Phase.OFFLINE:
             return
         if self._paused:
-            self._heard_ms = self._control_ms = self.coverage.progress_ms = now_ms
-        if now_ms - self._heard_ms > self._ping_interval_ms + PEER_DEAD_MS:
+            self._control_ms = self.coverage.progress_ms = now_ms
+            self._heartbeat.heard(now_ms)
+        if self._heartbeat.is_dead(now_ms):
             self.broken = Broken("nothing came from the server for too long", 0)
             return
-        if now_ms >= self._ping_due_ms:
-            self._ping_due_ms = now_ms + self._ping_interval_ms
+        if self._heartbeat.is_due(now_ms):
             self.frames.append(Ping(self.next_rid()))
         if self._is_stuck():
             self.broken = Broken(f"no answer while {self.phase.value}", 0)
@@ -163,9 +148,10 @@ class Session:
         self._ask()
 
     def _is_stuck(self) -> bool:
+        late_ms = self._now_ms - self.options.answer_ms
         if self.phase in (Phase.AUTHENTICATING, Phase.COMPLETING):
-            return self._now_ms - self._control_ms > self.options.answer_ms
-        return self.coverage.is_pulling and self._now_ms - self.coverage.progress_ms > self.options.answer_ms
+            return self._control_ms < late_ms
+        return self.coverage.is_pulling and self.coverage.progress_ms < late_ms
 
     def closed(self) -> None:
         """The connection is over: calls fail, messages in flight go back to be sent again."""
@@ -180,15 +166,8 @@ class Session:
         for answered in calls.values():
             answered(None)
 
-    def send(self, message: Outgoing) -> None:
-        """Take a message to send; AdmissionRefused when too many wait."""
-        self.sends.add(message)
-        self.pump()
-
-    def call(
-        self, make: Callable[[int], GroupFrame], answered: Callable[[GroupState | Error | None], None]
-    ) -> int:
-        """Queue a group frame; `answered` gets the answer, or None when the connection ends first."""
+    def call(self, make: Callable[[int], ClientFrame], answered: Answered) -> int:
+        """Queue a request; its answer, or the ERROR in its place, goes to `answered`."""
         rid = self.next_rid()
         self._calls[rid] = answered
         self.frames.append(make(rid))
@@ -218,6 +197,28 @@ class Session:
         self._rid = self._rid % (2**32 - 1) + 1
         return self._rid
 
+    # -- history
+
+    def take_history(self, conversation_id: str, messages: Sequence[Message], through: int) -> None:
+        """The next stretch of a conversation's history, complete up to the seq `through`."""
+        user_id = self.user_id
+        events = [history_event(message, user_id) for message in messages]
+        self.shown.extend(self.inbox.read(conversation_id, events, through))
+
+    def close_history(self, conversation_id: str, reason: str | None) -> Gap | None:
+        """The history of a conversation ends here: for good, or (with a `reason`) with a gap."""
+        shown, gap = self.inbox.close_history(conversation_id, reason)
+        self.shown.extend(shown)
+        if gap is not None:
+            self.gaps.append(gap)
+        self._watch_gap()
+        return gap
+
+    @property
+    def user_id(self) -> str:
+        """The user of the latest AUTH_OK or of the kept state; empty before either."""
+        return self.owner.split("/")[1] if self.owner else ""
+
     # -- sign-on and sync
 
     def _authenticate(self) -> None:
@@ -225,15 +226,22 @@ class Session:
         self.frames.append(Auth(self._control_rid, self._token, self.device_id, self.cursor))
 
     def _on_auth_ok(self, frame: AuthOk) -> None:
-        self.auth, self.phase = frame, Phase.SYNCING
-        self._set_ping_interval(frame.next_ping_interval_ms)
+        owner = f"{frame.tenant_id}/{frame.user_id}/{self.device_id}"
+        if self.owner not in (None, owner):
+            detail = f"the store is of {self.owner}, the token of {owner}: use another store"
+            self.ended = ended_here("WRONG_STORE", detail)
+            return
+        self.owner, self.auth, self.phase = owner, frame, Phase.SYNCING
+        self._heartbeat.set_interval(frame.next_ping_interval_ms, self._now_ms)
         after = frame.after_seq
-        if self.cursor is None and self.options.first_sync == "mailbox":
+        first = self.cursor is None and self.rebuild is Rebuild.NONE
+        if first and self.options.first_sync == "mailbox":
             after = min(self._backfill_start(frame), frame.sync_to_seq)
         self.coverage.restart(after, frame.lane_watermark)
         self.inbox.restart_at(after)
         self.shown.append(SyncStarted(after, frame.sync_to_seq, frame.pending_entry_count_hint))
-        if self.coverage.begin(frame.sync_to_seq, self._now_ms, frame.sync_delay_hint_ms):
+        delay_ms = spread_ms(frame.sync_delay_hint_ms, self._random())
+        if self.coverage.begin(frame.sync_to_seq, self._now_ms, delay_ms):
             self._ask()
         else:
             self._complete()
@@ -263,6 +271,7 @@ class Session:
     def _on_auth_error(self, frame: Error) -> None:
         if frame.name == "CURSOR_REBASED" and frame.new_cursor:
             self.cursor = frame.new_cursor
+            self.shown.append(Rebased(-1 if frame.replay_from_seq is None else frame.replay_from_seq))
             self._authenticate()
         elif frame.name in ("CURSOR_EXPIRED", "CURSOR_INVALID") and self.cursor is not None:
             self._rebuild(frame.name)
@@ -271,7 +280,10 @@ class Session:
             self._end(frame)
 
     def _rebuild(self, reason: str) -> None:
+        """From here on every conversation waits for its history; who reads it is the owner's business."""
         self.cursor = self._backfill = None
+        self.rebuild, self.inbox.reads_unknown = Rebuild.REQUIRED, True
+        self.inbox.open_all()
         self.shown.append(RebuildRequired(reason))
 
     # -- pulls
@@ -286,6 +298,7 @@ class Session:
     def _on_batch(self, frame: MailboxBatch) -> None:
         part = self._parts.pop(frame.rid, None)
         if part is None:
+            self._on_answer(frame)
             return
         for stretch in self.coverage.answer(part, frame, self._now_ms):
             self.shown.extend(self.inbox.pulled(stretch.events, stretch.covered))
@@ -334,31 +347,19 @@ class Session:
         if message is None:
             return
         assert self.auth is not None
-        own_id = event_id(frame.message_id, self.auth.user_id)
-        event = self._own_event(frame, message, own_id) if self.options.echo_own else None
+        if message.settled is not None:
+            message.settled(message, frame)
+        user_id = self.auth.user_id
+        own_id = event_id(frame.message_id, user_id)
+        event = own_event(frame, user_id, message.body) if self.options.echo_own else None
         self.shown.extend(self.inbox.own(frame.conversation_id, frame.conversation_seq, own_id, event))
         self.coverage.heard(-1, 1)
         self._watch_gap()
-        if message.settled is not None:
-            message.settled(message, frame)
         self.pump()
 
-    def _own_event(self, ack: SendAck, message: Outgoing, own_id: bytes) -> Event:
-        assert self.auth is not None
-        body = Message(
-            ack.message_id,
-            ack.conversation_id,
-            ack.conversation_seq,
-            self.auth.user_id,
-            KIND_MESSAGE,
-            STATE_NORMAL,
-            ack.committed_at,
-            message.body,
-        )
-        return Event(-1, 0, own_id, SENDER_FLAGS, 0, body, message.client_message_id)
-
-    def _on_group_state(self, frame: GroupState) -> None:
-        answered = self._calls.pop(frame.rid, None)
+    def _on_answer(self, frame: ServerFrame) -> None:
+        rid = getattr(frame, "rid", None)
+        answered = self._calls.pop(rid, None) if rid is not None else None
         if answered is not None:
             answered(frame)
 
@@ -372,7 +373,7 @@ class Session:
         elif frame.rid in self._parts:
             self._on_pull_error(self._parts.pop(frame.rid), frame)
         elif frame.rid in self._calls:
-            self._calls.pop(frame.rid)(frame)
+            self._on_answer(frame)
         elif self.phase is Phase.COMPLETING and control:
             self.broken = Broken(f"{frame.name}: {frame.detail}", frame.retry_after_ms or 0)
         else:
@@ -389,11 +390,7 @@ class Session:
 
     def _on_pong(self, frame: Pong) -> None:
         if frame.next_ping_interval_ms is not None:
-            self._set_ping_interval(frame.next_ping_interval_ms)
-
-    def _set_ping_interval(self, interval_ms: int) -> None:
-        self._ping_interval_ms = max(PING_INTERVAL_MIN_MS, interval_ms)
-        self._ping_due_ms = min(self._ping_due_ms, self._now_ms + self._ping_interval_ms)
+            self._heartbeat.set_interval(frame.next_ping_interval_ms, self._now_ms)
 
     def _on_goodbye(self, frame: Goodbye) -> None:
         self.goodbye = frame

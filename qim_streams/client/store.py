@@ -1,17 +1,27 @@
-"""What a device keeps: messages, its cursor, and what it has not sent yet. The port and a store in memory.
+"""What a device keeps: messages, its cursor, what it has not sent yet, and how far a rebuild is.
 
-Invariants: `apply` is atomic: a cursor is kept only together with the events that it covers; applying an
-event again changes nothing. Calls are short and synchronous, one per batch of frames.
+The port, and a store in memory. `sqlite_store` is the one that survives the process.
 
-Spec: §7, §8 (1).
+Invariants: `apply` is atomic: a cursor is kept only together with the events that it covers, a settled
+message leaves the outbox together with what its answer shows; applying a change again changes nothing.
+Events are numbered in the order in which the application gets them; `given` says how far it got, so that
+what was kept and not given out is given out by the next process.
+
+Spec: §3 (5), §7, §8 (1) (3).
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
+from itertools import count
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
+from qim_streams.client.deliveries import Gap
 from qim_streams.wire.frames import Event
+
+NO_HISTORY: Mapping[str, int | None] = MappingProxyType({})
 
 
 class Unsent(NamedTuple):
@@ -23,33 +33,69 @@ class Unsent(NamedTuple):
     to_user_id: str | None
 
 
-@dataclass(slots=True)
-class LocalState:
-    """What a client starts from. `positions`: the last shown conversation_seq of each conversation.
+class Rebuild(IntEnum):
+    """How a device stands to history (Spec: §8)."""
 
-    `rebuild_pending`: the mailbox had moved on past this device and the history is not closed yet.
+    NONE = 0
+    """Nothing is missing."""
+    REQUIRED = 1
+    """The mailbox had moved on; the conversations with an anchor are still to be read."""
+    PARTIAL = 2
+    """All known ones were read, but the server gave no whole set: unknown ones are read when first met."""
+
+
+class Change(NamedTuple):
+    """What `LocalStore.apply` keeps in one transaction. The first five are absolute values.
+
+    `events` are numbered `number`, `number` + 1, ...; one whose place is taken is left out. `history` maps
+    a conversation to the seq from which its history is still to be read; None: it is closed. A message in
+    both `unsent` and `settled` is settled.
     """
 
+    owner: str | None
+    cursor: str | None
+    rebuild: Rebuild
+    given: int
+    number: int
+    events: Sequence[Event] = ()
+    unsent: Sequence[Unsent] = ()
+    settled: Sequence[str] = ()
+    history: Mapping[str, int | None] = NO_HISTORY
+    gaps: Sequence[Gap] = ()
+
+
+@dataclass(slots=True)
+class LocalState:
+    """What a client starts from.
+
+    `owner`: tenant, user and device of the kept state. `positions`: the last kept conversation_seq of each
+    conversation. `pending`: events that were kept and not given out, in order. `number`: of the last
+    event. `history`: see `Change`.
+    """
+
+    owner: str | None = None
     cursor: str | None = None
+    rebuild: Rebuild = Rebuild.NONE
     positions: dict[str, int] = field(default_factory=dict)
     unsent: list[Unsent] = field(default_factory=list)
-    rebuild_pending: bool = False
+    pending: list[Event] = field(default_factory=list)
+    number: int = 0
+    history: dict[str, int] = field(default_factory=dict)
+    gaps: list[Gap] = field(default_factory=list)
 
 
 class LocalStore(Protocol):
-    """Keeps the state of one device."""
+    """Keeps the state of one device. Calls come one at a time, not all from one thread."""
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether `apply` may wait for a disk: it is then called in a thread."""
 
     def load(self) -> LocalState:
-        """Everything needed to go on after a restart; `unsent` in the order of `add_unsent`."""
+        """Everything needed to go on after a restart; `unsent` in the order in which it was added."""
 
-    def apply(self, events: Sequence[Event], cursor: str | None, rebuild_pending: bool) -> None:
-        """Keep events, the cursor that stands after them, and whether history is missing. Atomic."""
-
-    def add_unsent(self, message: Unsent) -> None:
-        """Keep a message until it is settled."""
-
-    def settle(self, client_message_id: str) -> None:
-        """The message was acknowledged or refused."""
+    def apply(self, change: Change) -> None:
+        """Keep a change, whole or not at all. StoreError: not kept, as far as is known."""
 
     def messages(self, conversation_id: str, limit: int, before_seq: int | None = None) -> list[Event]:
         """The last `limit` events of a conversation (below `before_seq`), ascending."""
@@ -58,33 +104,75 @@ class LocalStore(Protocol):
         """Release what the store holds open."""
 
 
+class NoStore:
+    """Keeps nothing: for clients that live as long as their process and read everything from the stream."""
+
+    is_slow = False
+
+    def load(self) -> LocalState:
+        """A device that was never here."""
+        return LocalState()
+
+    def apply(self, change: Change) -> None:
+        """Nothing is kept."""
+
+    def messages(self, conversation_id: str, limit: int, before_seq: int | None = None) -> list[Event]:
+        """None."""
+        return []
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
 class MemoryStore:
     """A `LocalStore` that lives as long as the object. Keeps everything: for tests and short sessions."""
 
+    is_slow = False
+
     def __init__(self) -> None:
-        self._cursor: str | None = None
-        self._rebuild_pending = False
+        self._last: Change = Change(None, None, Rebuild.NONE, 0, 1)
+        self._number = 0
         self._events: dict[str, dict[int, Event]] = defaultdict(dict)
+        self._order: dict[int, Event] = {}  # number -> event that was not given out
         self._unsent: dict[str, Unsent] = {}
+        self._history: dict[str, int] = {}
+        self._gaps: dict[Gap, None] = {}
 
     def load(self) -> LocalState:
         """See `LocalStore.load`."""
-        positions = {name: max(events) for name, events in self._events.items() if events}
-        return LocalState(self._cursor, positions, list(self._unsent.values()), self._rebuild_pending)
+        last = self._last
+        return LocalState(
+            last.owner,
+            last.cursor,
+            last.rebuild,
+            {name: max(events) for name, events in self._events.items() if events},
+            list(self._unsent.values()),
+            list(self._order.values()),
+            self._number,
+            dict(self._history),
+            list(self._gaps),
+        )
 
-    def apply(self, events: Sequence[Event], cursor: str | None, rebuild_pending: bool) -> None:
+    def apply(self, change: Change) -> None:
         """See `LocalStore.apply`."""
-        for event in events:
-            self._events[event.message.conversation_id][event.message.conversation_seq] = event
-        self._cursor, self._rebuild_pending = cursor, rebuild_pending
-
-    def add_unsent(self, message: Unsent) -> None:
-        """See `LocalStore.add_unsent`."""
-        self._unsent[message.client_message_id] = message
-
-    def settle(self, client_message_id: str) -> None:
-        """See `LocalStore.settle`."""
-        self._unsent.pop(client_message_id, None)
+        for number, event in zip(count(change.number), change.events):
+            line = self._events[event.message.conversation_id]
+            if line.setdefault(event.message.conversation_seq, event) is event:
+                self._order[number] = event
+                self._number = max(self._number, number)
+        for given in [number for number in self._order if number <= change.given]:
+            del self._order[given]
+        for message in change.unsent:
+            self._unsent.setdefault(message.client_message_id, message)
+        for name in change.settled:
+            self._unsent.pop(name, None)
+        for name, anchor in change.history.items():
+            if anchor is None:
+                self._history.pop(name, None)
+            else:
+                self._history[name] = anchor
+        self._gaps.update(dict.fromkeys(change.gaps))
+        self._last = change._replace(events=(), unsent=(), settled=(), gaps=(), history=NO_HISTORY)
 
     def messages(self, conversation_id: str, limit: int, before_seq: int | None = None) -> list[Event]:
         """See `LocalStore.messages`."""

@@ -10,6 +10,8 @@
 ``{ob:p}:gpend``                                hash    ``c`` -> version that the change log may lack
 ``{ob:p}:c:<c>``                                hash    head of a conversation
 ``{ob:p}:r:<c>``                                hash    conversation_seq -> MessageRecord
+``{ob:p}:hot``                                  zset    ``c`` -> when messages of it were last archived,
+                                                        ms; what has archived messages in ``r`` only
 ``{ob:p}:d:<c>:<sender>:<client_message_id>``   string  dedup: digest 16, message_id 16, seq u64,
                                                         membership version u64, committed_at u64; expires
 ``{ob:p}:gm:<c>``                               hash    user -> member row (`membership.rows`)
@@ -21,8 +23,8 @@
 ``<c>`` is ``tenant:conversation``; no id contains ``:``.
 
 Head fields: ``kind seq last_id mv name send_policy join_policy history_policy members_max active
-created_at creator dismissed token oldest``; ``mv`` is the current version, ``token`` the last change's,
-``oldest`` the oldest version still kept.
+created_at creator dismissed token oldest hot_from``; ``mv`` is the current version, ``token`` the last
+change's, ``oldest`` the oldest version still kept, ``hot_from`` the seq below which messages were trimmed.
 """
 
 from importlib import resources

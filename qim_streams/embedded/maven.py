@@ -40,6 +40,10 @@ MANIFEST_FORMAT = 1
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
+_OTHERWISE_BROKER = (
+    "name a broker of your own (--broker HOST:PORT), or take the in-memory fallback (--embedded-broker tansu)"
+)
+
 Progress = Callable[[str], None]
 
 
@@ -48,12 +52,14 @@ class JarSet:
     """What to fetch: `coordinates` are `group:artifact:version`; dependencies come with them.
 
     `checksums` names a list in this package's `locks/` folder; None trusts the first download.
+    `otherwise` says how to do without the set, for the texts of errors.
     """
 
     name: str
     version: str
     coordinates: tuple[str, ...]
     checksums: str | None = None
+    otherwise: str = _OTHERWISE_BROKER
 
     @property
     def folder_name(self) -> str:
@@ -184,8 +190,7 @@ def _download(jar_set: JarSet, folder: Path, progress: Progress) -> None:
     if mvn is None:
         raise JavaMissingError(
             f"mvn is needed once to fetch {jar_set.name} {jar_set.version} and is not on PATH: install Maven "
-            "(`apt-get install maven`), or name a broker of your own (--broker HOST:PORT), or take the "
-            "in-memory fallback (--embedded-broker tansu)"
+            f"(`apt-get install maven`), or {jar_set.otherwise}"
         )
     progress(f"fetching {jar_set.name} {jar_set.version} with mvn into {folder} (once)")
     started = time.monotonic()
@@ -232,8 +237,7 @@ def _run_mvn(mvn: str, jar_set: JarSet, work: Path, target: Path) -> None:
         said = first_error(done.stdout + done.stderr) or f"exit code {done.returncode}"
     raise JarDownloadError(
         f"cannot fetch {', '.join(jar_set.coordinates)}: mvn says: {said}. Check the network, or mirror and "
-        "proxy in ~/.m2/settings.xml, and run again; or name a broker of your own (--broker HOST:PORT), "
-        "or take the in-memory fallback (--embedded-broker tansu)"
+        f"proxy in ~/.m2/settings.xml, and run again; or {jar_set.otherwise}"
     )
 
 

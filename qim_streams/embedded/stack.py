@@ -29,6 +29,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from qim_streams.embedded import files
+from qim_streams.embedded.cassandra import EmbeddedCassandra
 from qim_streams.embedded.errors import EmbeddedError, JavaMissingError, StateDirLockedError
 from qim_streams.embedded.java import find_java
 from qim_streams.embedded.kafka import FORMATTED_NAME, KAFKA_JARS, EmbeddedKafka
@@ -48,13 +49,13 @@ FORMAT = 1
 SERVER_ORDER = 0  # before every worker
 _OWN_ENTRIES = frozenset(
     {LOCK_NAME, STATUS_NAME, STACK_NAME, MARKER_NAME, "secrets.json"}
-    | {"redis", "kafka", "tansu", "log", "roles", "archive"}
+    | {"redis", "kafka", "tansu", "cassandra", "log", "roles", "archive"}
 )
-_FOLLOWS_LOG = ("redis", "roles", "archive")
+_FOLLOWS_LOG = ("redis", "roles", "archive", "cassandra")
 
 
 class EmbeddedStack:
-    """Broker and Redis of one state directory. See the module for the two ways to use it."""
+    """Broker, Redis and, if asked for, Cassandra of one state directory. See the module for how to use it."""
 
     def __init__(
         self,
@@ -63,6 +64,7 @@ class EmbeddedStack:
         brokers: str | None = None,
         redis_url: str | None = None,
         broker: BrokerKind = "auto",
+        cassandra: bool = False,
         kafka_port: int = 0,
         redis_port: int = 0,
         appendfsync: AppendFsync = "everysec",
@@ -73,15 +75,24 @@ class EmbeddedStack:
         """Nothing happens before `prepare` or `start`.
 
         `brokers`, `redis_url`: external servers, None = embedded. `broker`: which embedded one; "auto" is
-        Kafka when Java is there, else the in-memory fallback. Ports: 0 = any free one, kept while the
-        object lives. `quick`: see `EmbeddedKafka`.
+        Kafka when Java is there, else the in-memory fallback. `cassandra`: start one, too (it needs Java).
+        Ports: 0 = any free one, kept while the object lives. `quick`: see `EmbeddedKafka`.
         """
         self.state_dir = state_dir.absolute()
         self._external_brokers, self._external_redis_url = brokers, redis_url
         self._lock = DirectoryLock(self.state_dir / LOCK_NAME)
         self.redis: EmbeddedRedis | None = None
         self.kafka: EmbeddedKafka | EmbeddedTansu | None = None
+        self.cassandra: EmbeddedCassandra | None = None
         logs = self.state_dir / "log"
+        if cassandra:
+            self.cassandra = EmbeddedCassandra(
+                self.state_dir / "cassandra",
+                quick=quick,
+                cache=cache,
+                log_path=logs / "cassandra.log",
+                progress=progress,
+            )
         if redis_url is None:
             self.redis = EmbeddedRedis(
                 self.state_dir / "redis",
@@ -127,7 +138,7 @@ class EmbeddedStack:
     @property
     def servers(self) -> list[LocalServer]:
         """The embedded servers in start order; empty when everything is external."""
-        return [server for server in (self.redis, self.kafka) if server is not None]
+        return [server for server in (self.redis, self.kafka, self.cassandra) if server is not None]
 
     def prepare(self) -> Self:
         """Lock the directory and make the servers startable: addresses are known, nothing runs.
@@ -191,6 +202,7 @@ class EmbeddedStack:
             "broker_kind": "external" if self.kafka is None else self.kafka.name,
             "redis_url": self.redis_url,
             "redis_kind": "external" if self.redis is None else self.redis.name,
+            "cassandra_port": None if self.cassandra is None else self.cassandra.port,
             "pids": {server.name: server.pid for server in self.servers if server.pid is not None},
         }
         files.write_private_json(self.state_dir / STACK_NAME, document)

@@ -13,6 +13,7 @@ from qim_streams.gateway.ports import DeviceSessions, WriterLinks
 from qim_streams.gateway.presence import PresenceLog
 from qim_streams.gateway.registry import Registry
 from qim_streams.gateway.tokens import TokenVerifier
+from qim_streams.history.service import HistoryService
 from qim_streams.membership.ports import OrdinalDirectory
 from qim_streams.settings import Settings
 from qim_streams.sync.pull import PullService
@@ -33,6 +34,7 @@ class Services:
     ordinals: OrdinalDirectory
     sync: SyncService
     pulls: PullService
+    histories: HistoryService
     devices: DeviceSessions
     writers: WriterLinks
     presence: PresenceLog

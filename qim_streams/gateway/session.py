@@ -25,6 +25,7 @@ from qim_streams.commit.outcome import SendOutcome
 from qim_streams.errors import ProtocolError, QimError, SyncVerdict
 from qim_streams.gateway import requests
 from qim_streams.gateway.feed import LiveFeed
+from qim_streams.gateway.history import history_page
 from qim_streams.gateway.live import LiveStream
 from qim_streams.gateway.metrics import PULL_SECONDS
 from qim_streams.gateway.outbound import Outbound
@@ -48,6 +49,7 @@ from qim_streams.wire.frames import (
     OnlineReady,
     Ping,
     Pong,
+    PullHistory,
     PullMailbox,
     SendMessage,
     ServerFrame,
@@ -75,6 +77,7 @@ class ClientSession:
         self.ready_tries = 0
         self.connection_id = 0
         self.session_epoch = 0
+        self._shard_epoch = 0  # the newest seen: cursors carry it
         self.feed: LiveFeed | None = None
         self.place = ("", -1)  # tenant and MailboxShard, once authenticated
         self._address: MailboxAddress | None = None
@@ -84,6 +87,7 @@ class ClientSession:
         self._handlers: dict[type, Callable[[Any], None]] = {
             Auth: self._on_auth,
             PullMailbox: self._on_pull,
+            PullHistory: self._on_history,
             SyncComplete: self._on_sync_complete,
             SendMessage: self._on_send,
             Ping: self._on_ping,
@@ -173,12 +177,11 @@ class ClientSession:
     # -- sign-on
 
     def _on_auth(self, frame: Auth) -> None:
-        self._spawn(partial(self._authenticate, frame), frame.rid, self._auth_failed)
+        self._spawn(partial(self._authenticate, frame), frame.rid, self._auth_refused)
 
-    def _auth_failed(self, answer: Error) -> None:
+    def _auth_refused(self) -> None:
         self._all.counters.auths_refused += 1
         self.connection.auth_refused()
-        self._refuse(answer)
 
     async def _authenticate(self, frame: Auth) -> None:
         if self._all.draining:
@@ -195,7 +198,7 @@ class ClientSession:
         if not self.is_open:
             return
         self._address, self._opening, self.session_epoch = address, opening, epoch
-        self.place = (tenant_id, shard)
+        self._shard_epoch, self.place = opening.here.shard_epoch, (tenant_id, shard)
         replaced = self._all.registry.add(self)
         if replaced is not None:
             self._all.counters.sessions_replaced += 1
@@ -206,7 +209,7 @@ class ClientSession:
             LiveStream(opening.sync_to_seq, HELD_BYTES_MAX),
             self._codec,
             self.outbound,
-            partial(self._pull_range, limits.PULL_ENTRIES_MAX, limits.PULL_BYTES_MAX),
+            partial(self._pull_range, opening.sync_to_seq, limits.PULL_ENTRIES_MAX, limits.PULL_BYTES_MAX),
             self._all.counters,
         )
         self.connection.auth_accepted()
@@ -251,11 +254,7 @@ class ClientSession:
     # -- sync
 
     def _on_pull(self, frame: PullMailbox) -> None:
-        self._spawn(partial(self._pull, frame), frame.rid, self._pull_failed)
-
-    def _pull_failed(self, answer: Error) -> None:
-        self.connection.pull_answered()
-        self._refuse(answer)
+        self._spawn(partial(self._pull, frame), frame.rid, self.connection.pull_answered)
 
     async def _pull(self, frame: PullMailbox) -> None:
         assert self._opening is not None
@@ -265,11 +264,12 @@ class ClientSession:
         # Once online the bound is W, which the service checks against what it reads.
         session.check_pull(frame.after_seq, frame.up_to_seq, max(frame.up_to_seq, session.sync_to_seq))
         result = await self._pull_range(
-            frame.limit_entries, frame.limit_bytes, frame.after_seq, frame.up_to_seq
+            session.sync_to_seq, frame.limit_entries, frame.limit_bytes, frame.after_seq, frame.up_to_seq
         )
         if not self.is_open:
             return
         failpoints.hit("gateway.mailbox_batch_partial")
+        self._shard_epoch = max(self._shard_epoch, result.shard_epoch)
         position = session.cover(frame.after_seq, result.covered_through_seq)
         cursor = None if position is None else self._cursor(position)
         encode = self._codec.encode_event
@@ -285,9 +285,9 @@ class ClientSession:
         PULL_SECONDS.observe(self._loop.time() - started)
         self.feed.pulled(frame.after_seq, result.covered_through_seq)
 
-    async def _pull_range(self, entries: int, size: int, after_seq: int, up_to_seq: int) -> PullResult:
+    async def _pull_range(self, told: int, entries: int, size: int, after: int, up_to: int) -> PullResult:
         async with self._all.pull_slots:
-            return await self._all.pulls.pull(self.address, after_seq, up_to_seq, entries, size)
+            return await self._all.pulls.pull(self.address, after, up_to, entries, size, told)
 
     def _on_sync_complete(self, frame: SyncComplete) -> None:
         assert self._opening is not None
@@ -307,8 +307,15 @@ class ClientSession:
         self.feed.online()
 
     def _cursor(self, position: int) -> str:
-        assert self._opening is not None
-        return self._all.sync.cursor(self.address, self._opening.here, position)
+        return self._all.sync.cursor(self.address, self._shard_epoch, position)
+
+    def _on_history(self, frame: PullHistory) -> None:
+        self._spawn(partial(self._history, frame), frame.rid, self.connection.history_answered)
+
+    async def _history(self, frame: PullHistory) -> None:
+        data = await history_page(self._all.histories, self._codec, self.address, frame)
+        self.connection.history_answered()
+        self.outbound.put(data)
 
     # -- requests to writers
 
@@ -337,11 +344,7 @@ class ClientSession:
         self._send(answer)
 
     def _on_group(self, frame: GroupFrame) -> None:
-        self._spawn(partial(self._group, frame), frame.rid, self._request_failed)
-
-    def _request_failed(self, answer: Error) -> None:
-        self.connection.request_answered()
-        self._refuse(answer)
+        self._spawn(partial(self._group, frame), frame.rid, self.connection.request_answered)
 
     async def _group(self, frame: GroupFrame) -> None:
         if self._all.draining:
@@ -375,18 +378,23 @@ class ClientSession:
         if row.closes:
             self.end(row.ws_close_code)
 
-    def _spawn(self, work: Callable[[], Awaitable[None]], rid: int, failed: Callable[[Error], None]) -> None:
-        task = self._loop.create_task(self._guarded(work, rid, failed))
+    def _spawn(self, work: Callable[[], Awaitable[None]], rid: int, answered: Callable[[], None]) -> None:
+        """Run `work`, which answers; if it raises, `answered` is called and the answer is an ERROR."""
+        task = self._loop.create_task(self._guarded(work, rid, answered))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _guarded(
-        self, work: Callable[[], Awaitable[None]], rid: int, failed: Callable[[Error], None]
+        self, work: Callable[[], Awaitable[None]], rid: int, answered: Callable[[], None]
     ) -> None:
         try:
             await work()
         except (QimError, TimeoutError) as failure:
-            failed(error_for(failure, rid))
+            answer = error_for(failure, rid)
         except Exception as failure:
             log.exception("a request failed unforeseen")
-            failed(error_for(failure, rid))
+            answer = error_for(failure, rid)
+        else:
+            return
+        answered()
+        self._refuse(answer)

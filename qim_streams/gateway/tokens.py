@@ -2,7 +2,9 @@
 
 Accepted: HS256 with the current or the previous secret, or RS256/ES256 with a key of a JWKS file. The
 algorithm of a token only selects among keys that were configured for it, so a public key can never be
-used as an HMAC secret and ``none`` selects nothing.
+used as an HMAC secret and ``none`` selects nothing. Tokens minted here name their secret (`key_id`), so
+that with two secrets one signature is computed, and none for a secret that was removed. An issuer that
+shares a secret with us may name it as it likes, or not at all: then each is tried.
 
 Required claims: ``tenant``, ``sub``, ``exp``, ``aud``; ``nbf`` is honoured.
 
@@ -12,6 +14,7 @@ of an error text or a log line.
 Spec: §7.
 """
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -26,6 +29,8 @@ from qim_streams.settings import Settings
 HMAC: Final = "HS256"
 SIGNED: Final = ("RS256", "ES256")
 _KEY_TYPES: Final = {"RS256": "RSA", "ES256": "EC"}
+_KEY_ID_PREFIX: Final = "qim."
+_KEY_ID_DOMAIN: Final = b"qim.token-key.v1\0"
 _REQUIRED: Final = ["tenant", "sub", "exp", "aud"]
 
 
@@ -48,7 +53,7 @@ class TokenVerifier:
         """ConfigError when neither a secret nor a JWKS file is set, or the file is unusable."""
         secrets = (settings.jwt_secret.get_secret_value(), settings.jwt_secret_previous.get_secret_value())
         keys: dict[str, list[tuple[str | None, Any]]] = {
-            HMAC: [(None, one.encode()) for one in secrets if one]
+            HMAC: [(key_id(one.encode()), one.encode()) for one in secrets if one]
         }
         if settings.jwt_jwks_file is not None:
             keys |= _read_jwks(settings.jwt_jwks_file)
@@ -77,10 +82,12 @@ class TokenVerifier:
             raise _bad(type(error).__name__) from None
         raise _bad("no key of ours has signed it")
 
-    def _candidates(self, algorithm: str, key_id: object) -> list[Any]:
+    def _candidates(self, algorithm: str, named: object) -> list[Any]:
         known = self._keys.get(algorithm, [])
-        named = [key for name, key in known if name is not None and name == key_id]
-        return named or [key for name, key in known if name is None or key_id is None]
+        exact = [key for name, key in known if name is not None and name == named]
+        if exact or (isinstance(named, str) and named.startswith(_KEY_ID_PREFIX)):
+            return exact
+        return [key for name, key in known if name is None or named is None or algorithm == HMAC]
 
     def _claims(self, token: str, key: Any, algorithm: str) -> Claims:
         payload = jwt.decode(
@@ -97,6 +104,11 @@ class TokenVerifier:
         return Claims(tenant_id, user_id, int(payload["exp"]))
 
 
+def key_id(secret: bytes) -> str:
+    """The name of an HS256 secret in the ``kid`` of tokens; tells nothing about the secret."""
+    return _KEY_ID_PREFIX + hashlib.sha256(_KEY_ID_DOMAIN + secret).hexdigest()[:12]
+
+
 def mint_token(
     secret: bytes, audience: str, tenant_id: str, user_id: str, ttl_s: int, now_s: int
 ) -> tuple[str, int]:
@@ -111,7 +123,7 @@ def mint_token(
         raise ValueError(f"ttl: {ttl_s} s is not between 1 and {limits.TOKEN_TTL_MAX_S}")
     expires_at = now_s + ttl_s
     claims = {"tenant": tenant_id, "sub": user_id, "aud": audience, "iat": now_s, "exp": expires_at}
-    return jwt.encode(claims, secret, algorithm=HMAC), expires_at
+    return jwt.encode(claims, secret, algorithm=HMAC, headers={"kid": key_id(secret)}), expires_at
 
 
 def _bad(why: str) -> ProtocolError:

@@ -65,9 +65,13 @@ for _, group in ipairs(cmsgpack.unpack(ARGV[7])) do
     local added = redis.pcall('XADD', key, id, 'e', value)
     if type(added) == 'table' then
       if not string.find(added.err, 'equal or smaller', 1, true) then return added end
-    elseif bound > 0 then
+    else
       local size = redis.call('XLEN', key)
-      if size > bound + slack then trim(tenant, ordinal, key, size) end
+      if size == 1 then -- its oldest entry: trimming by age finds the mailbox by it (trim_aged.lua)
+        redis.call('ZADD', prefix .. 'oldest', tonumber(string.match(id, '^%d+')) - 1, tenant .. ':' .. ordinal)
+      elseif bound > 0 and size > bound + slack then
+        trim(tenant, ordinal, key, size)
+      end
     end
   end
 end

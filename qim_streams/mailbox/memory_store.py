@@ -15,6 +15,7 @@ from qim_streams.errors import FencedError
 from qim_streams.mailbox import watermark as rule
 from qim_streams.mailbox.entries import check_size
 from qim_streams.mailbox.ports import EntryGroup, StoredEntry, WatermarkState
+from qim_streams.mailbox.trim_ports import TrimStep
 from qim_streams.placement import LANES
 
 Address = tuple[int, int]
@@ -35,10 +36,11 @@ class _Shard:
     open_steps: int = 0
     mailboxes: dict[tuple[str, int], _Mailbox] = field(default_factory=dict)
     trims: dict[tuple[str, int], int] = field(default_factory=dict)
+    ages: dict[int, int] = field(default_factory=dict)  # W -> when
 
 
 class MemoryMailboxStore:
-    """`MailboxStore` without a server. `grant` plays the lease store."""
+    """`MailboxStore` and `AgedMailboxes` without a server. `grant` plays the lease store."""
 
     def __init__(self, *, mailbox_entries_max: int = 0) -> None:
         self._bound = mailbox_entries_max
@@ -133,6 +135,39 @@ class MemoryMailboxStore:
         """See `MailboxStore.trim_watermark`."""
         return self._shard(shard).trims.get((tenant_id, ordinal), rule.NOTHING)
 
+    async def aged(
+        self, shard: int, epoch: int, now_ms: int, covered: int, retention_ms: int, note_ms: int
+    ) -> int:
+        """See `AgedMailboxes.aged`."""
+        state = self._fenced_by_owner(shard, epoch)
+        state.ages = {seq: at for seq, at in state.ages.items() if at <= now_ms}
+        if covered >= 0 and now_ms - max(state.ages.values(), default=-note_ms) >= note_ms:
+            state.ages.setdefault(covered, now_ms)
+        old = [(at, seq) for seq, at in state.ages.items() if at <= now_ms - retention_ms]
+        if not old:
+            return rule.NOTHING
+        newest = max(old)
+        state.ages = {seq: at for seq, at in state.ages.items() if at >= newest[0]}
+        return newest[1]
+
+    async def trim_aged(
+        self, shard: int, epoch: int, up_to_seq: int, mailboxes_max: int, entries_max: int
+    ) -> TrimStep:
+        """See `AgedMailboxes.trim_aged`."""
+        state = self._fenced_by_owner(shard, epoch)
+        up_to, mailboxes, entries = min(up_to_seq, *state.lanes), 0, 0
+        for address, box in list(state.mailboxes.items()):
+            gone = [at for at in box.entries if at[0] <= up_to]
+            if not gone:
+                continue
+            if mailboxes >= mailboxes_max or entries >= entries_max:
+                return TrimStep(mailboxes, entries, True)
+            self._cut(state, address, max(state.trims.get(address, rule.NOTHING), gone[-1][0]))
+            if not box.entries:
+                del state.mailboxes[address]
+            mailboxes, entries = mailboxes + 1, entries + len(gone)
+        return TrimStep(mailboxes, entries, False)
+
     def _shard(self, shard: int) -> _Shard:
         return self._shards.setdefault(shard, _Shard())
 
@@ -140,6 +175,12 @@ class MemoryMailboxStore:
         state = self._shard(shard)
         if state.owner != epoch or state.epoch > epoch:
             raise FencedError(f"s:{shard}", epoch, max(state.owner, state.epoch))
+        return state
+
+    def _fenced_by_owner(self, shard: int, epoch: int) -> _Shard:
+        state = self._shard(shard)
+        if state.owner != epoch:
+            raise FencedError(f"s:{shard}", epoch, state.owner)
         return state
 
     def _write(self, state: _Shard, groups: Sequence[EntryGroup]) -> None:

@@ -1,6 +1,6 @@
 """Prometheus metrics of the mailbox stage, updated once per batch. No label is unbounded."""
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 120.0)
 
@@ -14,4 +14,14 @@ MAILBOXED = Histogram(
 )
 ALARMS = Counter("qim_mailbox_alarms_total", "What an operator must look at", ("kind",))
 """Kinds: forged_repeat (a dispatch_id came again with other content), members_missing (a member bitmap is
-gone), store_refused (a mailbox refuses its entry), store_fell_back (W was found lower than it was)."""
+gone), store_refused (a mailbox refuses its entry), store_fell_back (W was found lower than it was),
+trim_failed (a shard was not trimmed by age in this round)."""
+
+TRIMMED = Counter("qim_mailbox_trimmed_entries_total", "Entries that left their mailboxes by age")
+TRIMMED_MAILBOXES = Counter("qim_mailbox_trimmed_mailboxes_total", "Mailboxes looked at to trim by age")
+TRIM_STEP = Histogram(
+    "qim_mailbox_trim_step_seconds",
+    "One step of trimming by age, as its caller sees it",
+    buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.2, 1.0),
+)
+TRIM_ROUND = Gauge("qim_mailbox_trim_round_seconds", "How long the last round over all shards took")

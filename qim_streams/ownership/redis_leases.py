@@ -2,7 +2,7 @@
 
 Keys: ``{resource}:lease`` (hash node, boot, address; expires with the lease) and ``{resource}:epoch``
 (for ever). Scripts of the stages compare the epoch in the same slot, so a grant fences the former owner
-at once.
+at once. A grant of a MailboxShard notes W beside it: ``{s:k}:epochs``, the EpochBoundary of each epoch.
 
 Spec: §11, §14.6.
 """
@@ -11,9 +11,11 @@ from typing import Any
 
 from redis import exceptions as redis_errors
 
+from qim_streams import limits
 from qim_streams.ownership.ports import Grant, Holder
 from qim_streams.redis_tier import RedisClient, Script, translate, translated
 
+_SHARD = "s:"  # resources that have a watermark
 BATCH_MAX = 1_000  # resources in one pipeline
 
 
@@ -28,7 +30,9 @@ class RedisLeaseStore:
         """See the port."""
         async with translated(resource):
             answer = await self._script.call(
-                self._client, _keys(resource), ("acquire", node, boot, ttl_ms, address)
+                self._client,
+                _granting_keys(resource),
+                ("acquire", node, boot, ttl_ms, address, limits.EPOCH_BOUNDARIES_MAX),
             )
         if answer[0]:
             return Grant(resource, int(answer[1]))
@@ -80,6 +84,12 @@ class RedisLeaseStore:
 
 def _keys(resource: str) -> tuple[str, str]:
     return f"{{{resource}}}:lease", f"{{{resource}}}:epoch"
+
+
+def _granting_keys(resource: str) -> tuple[str, ...]:
+    if not resource.startswith(_SHARD):
+        return _keys(resource)
+    return (*_keys(resource), f"{{{resource}}}:w", f"{{{resource}}}:epochs")
 
 
 def _holder(resource: str, fields: list[bytes], epoch: int, remaining_ms: int) -> Holder:

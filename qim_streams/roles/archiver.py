@@ -2,10 +2,14 @@
 
 With the RocksDB archive one process owns the directory and therefore every Outbox partition. A second
 archiver waits for the directory before it joins the group (setting `archive_lock_wait_s`), so it never
-takes partitions that it could not serve, and then ends with 78 and says which directory is in use.
+takes partitions that it could not serve, and then ends with 78 and says which directory is in use. With the
+Cassandra archive any number of archivers share the partitions.
 
 An archive that is unavailable holds only this role: the batch is retried in place for as long as it takes,
-unacknowledged, and sends go on.
+unacknowledged, sends go on, and nothing is trimmed from the hot tier. Nor does a start wait in vain:
+positions are asked for until the archive answers.
+
+Behind the archiver the hot tier is trimmed of what is archived (`archive.trimmer`).
 
 Spec: §1 ARCHIVED, §3, §14.8.
 """
@@ -16,15 +20,19 @@ from typing import NamedTuple
 
 from qim_streams.archive.opening import open_archive
 from qim_streams.archive.ports import Archive
+from qim_streams.archive.redis_hot import RedisHotRecords
 from qim_streams.archive.service import HistoryArchiver
+from qim_streams.archive.trimmer import HotTierTrimmer, TrimPolicy
 from qim_streams.errors import InvariantViolation
 from qim_streams.log_ports import LogBatch
+from qim_streams.redis_tier import RedisClient, connect
 from qim_streams.roles.poison import PoisonLetters
 from qim_streams.runtime import now_ms
 from qim_streams.settings import Settings, load_settings
 from qim_streams.streaming import topics
 from qim_streams.streaming.app import StreamApp, build_app
 from qim_streams.streaming.dead_letter import DEAD_LETTER_TOPIC, DeadLetterSink
+from qim_streams.streaming.doubt import die
 from qim_streams.streaming.lanes import PartitionLanes
 from qim_streams.streaming.source import SourceRole, one_by_one
 from qim_streams.streaming.spec import AppSpec
@@ -48,15 +56,33 @@ class _ArchiverRole:
     def __init__(self, settings: Settings, poison: PoisonLetters) -> None:
         self._settings, self._poison = settings, poison
         self._archive: Archive | None = None
+        self._redis: RedisClient | None = None
+        self._trimmer: HotTierTrimmer | None = None
         self._service: HistoryArchiver | None = None
 
     async def open(self) -> None:
         """Take the archive; ConfigError when it is in use or not available."""
-        self._archive = await open_archive(self._settings)
-        self._service = HistoryArchiver(OUTBOX_TOPIC, self._archive, self._poison, now_ms=now_ms)
+        settings = self._settings
+        self._archive = await open_archive(settings)
+        self._redis = connect(settings)
+        self._trimmer = HotTierTrimmer(
+            self._archive,
+            RedisHotRecords(self._redis),
+            TrimPolicy(settings.hot_tier_messages_kept, settings.hot_tier_kept_s * 1_000),
+            now_ms=now_ms,
+            die=die,
+        )
+        self._service = HistoryArchiver(
+            OUTBOX_TOPIC, self._archive, self._poison, now_ms=now_ms, on_covered=self._trimmer.note
+        )
+        self._trimmer.start()
 
     async def close(self) -> None:
-        """Give the archive up."""
+        """Stop trimming and give the archive up."""
+        if self._trimmer is not None:
+            await self._trimmer.close()
+        if self._redis is not None:
+            await self._redis.aclose()
         if self._archive is not None:
             await self._archive.close()
 
@@ -67,9 +93,18 @@ class _ArchiverRole:
             raise InvariantViolation("the archiver was asked for work before its archive was opened")
         return self._service
 
+    @property
+    def trimmer(self) -> HotTierTrimmer:
+        """Who trims the hot tier behind the archiver."""
+        if self._trimmer is None:
+            raise InvariantViolation("the archiver was asked for work before its archive was opened")
+        return self._trimmer
+
     async def start_position(self, partition: int) -> int:
         """Archive watermark + 1."""
-        return await self.service.start_position(partition)
+        position = await self.service.start_position(partition)
+        self.trimmer.adopt(partition)
+        return position
 
     async def handle(self, batch: LogBatch) -> None:
         """Archive a batch."""
@@ -78,6 +113,7 @@ class _ArchiverRole:
     async def release(self, partitions: frozenset[int]) -> None:
         """Forget partitions."""
         await self.service.release(partitions)
+        self.trimmer.release(partitions)
 
     async def watermarks(self, partitions: int) -> Page:
         """The archive watermark of every Outbox partition, for the web view."""
@@ -92,10 +128,16 @@ def build_archiver(settings: Settings | None = None) -> ArchiverWorker:
     settings = settings or load_settings()
     declared = topics.load()
     spec = AppSpec.from_settings(settings, ROLE, [OUTBOX_TOPIC], declared)
-    # Nobody waits for ARCHIVED: few large writes, each of them synced to disk, instead of many small ones.
-    app = build_app(
-        replace(spec, retry_total_s=math.inf, fetch_min_bytes=FETCH_BYTES, fetch_wait_ms=FETCH_WAIT_MS)
+    spec = replace(
+        spec,
+        # However long the archive is away: the batch waits, and so does a partition that has just come.
+        retry_total_s=math.inf,
+        start_timeout_s=math.inf,
+        # Nobody waits for ARCHIVED: few large writes, each of them synced to disk, not many small ones.
+        fetch_min_bytes=FETCH_BYTES,
+        fetch_wait_ms=FETCH_WAIT_MS,
     )
+    app = build_app(spec)
     letters = declared.resolve_for(settings)[DEAD_LETTER_TOPIC].partitions
     sink = DeadLetterSink(app.log_producer, ROLE, letters, now_ms)
     role = _ArchiverRole(settings, PoisonLetters(sink))

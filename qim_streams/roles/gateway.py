@@ -40,6 +40,8 @@ from qim_streams.gateway.services import PULLS_AT_ONCE_MAX, Services
 from qim_streams.gateway.shard import ConnectionShard
 from qim_streams.gateway.sweeper import Sweeper
 from qim_streams.gateway.tokens import TokenVerifier
+from qim_streams.history.redis_history import RedisHistoryStore
+from qim_streams.history.service import HistoryService
 from qim_streams.ids import is_text_id
 from qim_streams.log_ports import Outgoing
 from qim_streams.mailbox.redis_store import RedisMailboxStore
@@ -57,7 +59,8 @@ from qim_streams.streaming.doubt import die
 from qim_streams.streaming.producer import LogProducer, OutgoingRecord, ProducerSpec
 from qim_streams.sync.cursor import CursorSigner
 from qim_streams.sync.pull import PullService
-from qim_streams.sync.service import SameLogBoundaries, SyncService
+from qim_streams.sync.redis_boundaries import RedisEpochBoundaries
+from qim_streams.sync.service import SyncService
 
 log = logging.getLogger(__name__)
 
@@ -145,10 +148,11 @@ def compose(
         sync=SyncService(
             mailboxes,
             RedisShardEpochs(redis),
-            SameLogBoundaries(),
+            RedisEpochBoundaries(redis),
             CursorSigner(settings.secret("cursor_secret"), previous or None),
         ),
         pulls=PullService(mailboxes, hot, archive),
+        histories=HistoryService(RedisHistoryStore(redis, partition_of), archive),
         devices=devices,
         writers=writers,
         presence=PresenceLog(

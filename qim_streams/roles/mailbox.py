@@ -8,14 +8,19 @@ from typing import NamedTuple
 
 from faust.types import TP
 
+from qim_streams.archive.opening import open_archive_reader
+from qim_streams.archive.ports import ArchiveReader
+from qim_streams.archive.tiers import HotThenArchive
 from qim_streams.commit.calls import PartitionCalls
 from qim_streams.commit.redis_store import RedisConversationStore
 from qim_streams.mailbox.floors import WatermarkFloors
 from qim_streams.mailbox.members import MemberBitmaps
 from qim_streams.mailbox.progress import DispatchProgress
 from qim_streams.mailbox.redis_store import RedisMailboxStore
+from qim_streams.mailbox.redis_trim import RedisAgedMailboxes
 from qim_streams.mailbox.service import MailboxMaterialiser
 from qim_streams.mailbox.shards import LeaseTerms, ShardLeases
+from qim_streams.mailbox.trim_pass import MailboxTrimmer
 from qim_streams.membership.redis_reader import RedisMembershipReader
 from qim_streams.ownership.boot import Boot
 from qim_streams.ownership.redis_leases import RedisLeaseStore
@@ -65,7 +70,9 @@ class _MailboxRole:
         self._name = f"mailbox.{settings.node_id}.{settings.worker_slot}"
         self._boot: Boot | None = None
         self._redis: RedisClient | None = None
+        self._archive: ArchiveReader | None = None
         self._pusher: PushStage | None = None
+        self._trimmer: MailboxTrimmer | None = None
         self._service: MailboxMaterialiser | None = None
 
     async def open(self) -> None:
@@ -74,6 +81,7 @@ class _MailboxRole:
         settle_garbage_collection()
         self._boot = Boot.take(settings.state_dir, self._name)
         self._redis = connect(settings)
+        self._archive = open_archive_reader(settings)
         place = partial(partition_of, settings.outbox_partitions)
         leases = RedisLeaseStore(self._redis)
         store = RedisMailboxStore(self._redis, mailbox_entries_max=settings.mailbox_entries_max)
@@ -83,11 +91,19 @@ class _MailboxRole:
         messages = RedisConversationStore(
             PartitionCalls(ScriptPipe(self._redis)), settings.client_dedup_retention_s, place
         )
+        shards = ShardLeases(leases, store, terms, die)
+        self._trimmer = MailboxTrimmer(
+            shards.served,
+            RedisAgedMailboxes(self._redis),
+            retention_ms=settings.mailbox_retention_s * 1000,
+            now_ms=now_ms,
+            die=die,
+        )
         self._pusher = PushStage(
             PUSH_TOPIC,
             connection_shards=settings.connection_shards,
             log_appender=StreamAppender(self._app.log_producer),
-            bodies=CommonBodies(messages, settings.body_cache_max),
+            bodies=CommonBodies(HotThenArchive(messages, self._archive), settings.body_cache_max),
             leases=leases,
             follower=PresenceFollower(settings.brokers, PRESENCE_TOPIC, f"{self._name}-presence"),
             die=die,
@@ -96,7 +112,7 @@ class _MailboxRole:
         self._service = MailboxMaterialiser(
             DISPATCH_TOPIC,
             store=store,
-            leases=ShardLeases(leases, store, terms, die),
+            leases=shards,
             progress=DispatchProgress(self._progress, settings.dispatch_progress_retention_s * 1000),
             floors=WatermarkFloors(self._watermarks),
             members=MemberBitmaps(RedisMembershipReader(self._redis, place), settings.bitmap_cache_max),
@@ -106,13 +122,18 @@ class _MailboxRole:
             now_ms=now_ms,
             entries_max=settings.mailbox_writebatch_max_entries,
         )
+        self._trimmer.start()
 
     async def close(self) -> None:
         """Give leases, connections and the name up."""
+        if self._trimmer is not None:
+            await self._trimmer.close()
         if self._service is not None:
             await self._service.close()
         if self._pusher is not None:
             await self._pusher.close()
+        if self._archive is not None:
+            await self._archive.close()
         if self._redis is not None:
             await self._redis.aclose()
         if self._boot is not None:

@@ -26,10 +26,11 @@ READY_FILE = "ready"
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where the servers of the stack are."""
+    """Where the servers of the stack are. `cassandra_port`: of an embedded node, 0 for none."""
 
     brokers: str
     redis_url: str
+    cassandra_port: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +47,26 @@ class RolePlan:
 
 @dataclass(frozen=True, slots=True)
 class StackOptions:
-    """What a caller may choose. `workers` says how many processes a scalable role gets."""
+    """What a caller may choose. `workers` says how many processes a scalable role gets.
+
+    `archive`: rocksdb or cassandra; empty: what the environment says.
+    """
 
     state_dir: Path
     node_id: str = "node-1"
     workers: Mapping[str, int] = field(default_factory=dict)
     web: bool = False
+    archive: str = ""
 
 
 def role_names(options: StackOptions) -> list[tuple[str, str, int]]:
     """(process name, role, slot) of every process, in start order; ConfigError for a wrong count."""
+    # The RocksDB archive has one writer.
+    scalable = SCALABLE | {"archiver"} if options.archive == "cassandra" else SCALABLE
     for role, count in options.workers.items():
-        if role not in SCALABLE or not 1 <= count <= 64:
+        if role not in scalable or not 1 <= count <= 64:
             raise ConfigError(
-                f"--workers {role}={count}: only {', '.join(sorted(SCALABLE))} take 1 to 64 workers"
+                f"--workers {role}={count}: only {', '.join(sorted(scalable))} take 1 to 64 workers"
             )
     return [
         (role if slot == 0 else f"{role}-{slot}", role, slot)
@@ -76,7 +83,8 @@ def plan_roles(
     environ: Mapping[str, str],
 ) -> list[RolePlan]:
     """The processes in start order. `ports` has one free port per process name (see `role_names`)."""
-    passed = {name: value for name, value in environ.items() if name.startswith("QIM_")}
+    files = {f"QIM_{name.upper()}_FILE" for name in secrets}  # read already: `secrets` has what is in them
+    passed = {name: value for name, value in environ.items() if name.startswith("QIM_") and name not in files}
     shared = passed | {f"QIM_{name.upper()}": value for name, value in secrets.items()}
     shared |= {
         "QIM_BROKERS": addresses.brokers,
@@ -84,6 +92,13 @@ def plan_roles(
         "QIM_NODE_ID": options.node_id,
         "QIM_ARCHIVE_ROCKSDB_DIR": environ.get("QIM_ARCHIVE_ROCKSDB_DIR", str(options.state_dir / "archive")),
     }
+    if options.archive:
+        shared["QIM_ARCHIVE"] = options.archive
+    if addresses.cassandra_port:
+        shared |= {
+            "QIM_CASSANDRA_HOSTS": "127.0.0.1",
+            "QIM_CASSANDRA_PORT": str(addresses.cassandra_port),
+        }
     plans = []
     for name, role, slot in role_names(options):
         state_dir = options.state_dir / "roles" / name

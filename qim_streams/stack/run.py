@@ -15,7 +15,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from qim_streams.archive.opening import cassandra_options
 from qim_streams.embedded import files
+from qim_streams.embedded.cassandra import EmbeddedCassandra
 from qim_streams.embedded.ports import free_ports
 from qim_streams.embedded.redis_server import AppendFsync
 from qim_streams.embedded.roles import Ready, RestartPolicy, RoleSpec
@@ -52,7 +54,8 @@ Then = Callable[[Running], Awaitable[int]]
 class ServerOptions:
     """`brokers` and `redis_url` name external servers (None = embedded ones start).
 
-    `quick`: the embedded broker starts with half the CPU and stays slower: for demos and tests.
+    `cassandra`: start one for the archive. `quick`: the embedded broker starts with half the CPU and stays
+    slower: for demos and tests.
     """
 
     brokers: str | None = None
@@ -60,6 +63,7 @@ class ServerOptions:
     broker: BrokerKind = "auto"
     appendfsync: AppendFsync = "everysec"
     quick: bool = False
+    cassandra: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,7 @@ def run_stack(options: RunOptions, then: Then | None = None, *, stay: bool = Fal
         broker=servers.broker,
         appendfsync=servers.appendfsync,
         quick=servers.quick,
+        cassandra=servers.cassandra,
     )
     stack.prepare()
     try:
@@ -95,11 +100,12 @@ def run_stack(options: RunOptions, then: Then | None = None, *, stay: bool = Fal
 async def _run(stack: EmbeddedStack, options: RunOptions, then: Then | None, stay: bool) -> int:
     state_dir = options.plan.state_dir
     drawn = secrets.load_or_make(state_dir, lambda: random_secrets.token_urlsafe(48), os.environ)
-    addresses = plan.Addresses(stack.brokers, stack.redis_url)
+    cassandra_port = stack.cassandra.port if stack.cassandra is not None else 0
+    addresses = plan.Addresses(stack.brokers, stack.redis_url, cassandra_port)
     names = [name for name, _, _ in plan.role_names(options.plan)]
     ports = _choose_ports(names)
     roles = plan.plan_roles(options.plan, addresses, drawn, ports, os.environ)
-    settings = _stack_settings(addresses, drawn, state_dir)
+    settings = _stack_settings(addresses, drawn, options.plan)
     running = Running(
         gateway_url=f"ws://127.0.0.1:{ports['gateway']}/ws",
         api_url=f"http://127.0.0.1:{ports['api']}",
@@ -107,7 +113,7 @@ async def _run(stack: EmbeddedStack, options: RunOptions, then: Then | None, sta
         settings=settings,
         state_dir=state_dir,
     )
-    servers = [_with_topics(spec, settings) for spec in stack.server_roles()]
+    servers = [_with_archive(_with_topics(spec, settings), settings) for spec in stack.server_roles()]
     if not any(spec.name in BROKER_ROLES for spec in servers):
         await asyncio.to_thread(_apply_topics, settings)
     specs = servers + [_role_spec(role) for role in roles]
@@ -158,6 +164,24 @@ def _with_topics(spec: RoleSpec, settings: Settings) -> RoleSpec:
     return replace(spec, ready=ready)
 
 
+def _with_archive(spec: RoleSpec, settings: Settings) -> RoleSpec:
+    """A Cassandra that was started for the archive is ready when the archive's tables exist."""
+    if spec.name != EmbeddedCassandra.name:
+        return spec
+    from qim_streams.archive.cassandra_admin import create_archive
+    from qim_streams.archive.cassandra_schema import BUCKET_SEQS_DEFAULT, replication
+
+    inner, where = spec.ready, cassandra_options(settings)
+
+    def ready() -> bool:
+        if callable(inner) and not inner():
+            return False
+        asyncio.run(create_archive(where, replication({}, 1), BUCKET_SEQS_DEFAULT))
+        return True
+
+    return replace(spec, ready=ready)
+
+
 def _apply_topics(settings: Settings) -> None:
     """Create missing topics. ConfigError names the broker; it has a cause when the broker is to blame."""
     try:
@@ -176,9 +200,17 @@ def _choose_ports(names: list[str]) -> dict[str, int]:
     return ports
 
 
-def _stack_settings(addresses: plan.Addresses, drawn: Mapping[str, str], state_dir: Path) -> Settings:
+def _stack_settings(
+    addresses: plan.Addresses, drawn: Mapping[str, str], options: plan.StackOptions
+) -> Settings:
+    given: dict[str, object] = {f"{name}_file": None for name in drawn}  # `drawn` has what is in them
+    given |= drawn
+    if options.archive:
+        given["archive"] = options.archive
+    if addresses.cassandra_port:
+        given |= {"cassandra_hosts": "127.0.0.1", "cassandra_port": addresses.cassandra_port}
     return load_settings(
-        brokers=addresses.brokers, redis_url=addresses.redis_url, state_dir=state_dir, **dict(drawn)
+        brokers=addresses.brokers, redis_url=addresses.redis_url, state_dir=options.state_dir, **given
     )
 
 
@@ -232,5 +264,8 @@ def _describe(running: Running, drawn: Mapping[str, str]) -> None:
         "admin_api_key": drawn["admin_api_key"],
         "brokers": running.settings.brokers,
         "redis_url": running.settings.redis_url.get_secret_value(),
+        "archive": running.settings.archive,
+        "cassandra_hosts": running.settings.cassandra_hosts,
+        "cassandra_port": running.settings.cassandra_port,
     }
     files.write_private_json(running.state_dir / CLIENT_FILE, document)

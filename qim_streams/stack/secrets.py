@@ -1,6 +1,7 @@
 """The secrets of a local stack: made once per state directory, kept in a file of mode 0600.
 
-They are random, never printed and never on a command line; a secret that the environment gives wins.
+They are random, never printed and never on a command line. A secret that the environment gives wins, itself
+(QIM_JWT_SECRET) or as the name of a file (QIM_JWT_SECRET_FILE).
 """
 
 import json
@@ -9,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from qim_streams.errors import ConfigError
+from qim_streams.settings import read_secret
 
 NAMES = ("internal_secret", "jwt_secret", "cursor_secret", "admin_api_key")
 FILE_NAME = "secrets.json"
@@ -21,7 +23,19 @@ def load_or_make(state_dir: Path, draw: Callable[[], str], environ: Mapping[str,
     made = {name: kept.get(name) or draw() for name in NAMES}
     if made != kept:
         _write(path, made)
-    return {name: environ.get(f"QIM_{name.upper()}") or value for name, value in made.items()}
+    return {name: _given(name, environ) or value for name, value in made.items()}
+
+
+def _given(name: str, environ: Mapping[str, str]) -> str:
+    """The secret that the environment gives, itself or as the name of a file; else nothing."""
+    variable = f"QIM_{name.upper()}"
+    given, path = environ.get(variable, ""), environ.get(f"{variable}_FILE", "")
+    if given and path:
+        raise ConfigError(f"{variable}: is set beside {variable}_FILE; unset one of them")
+    try:
+        return read_secret(name, Path(path)) if path else given
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _read(path: Path) -> dict[str, str]:

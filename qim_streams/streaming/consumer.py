@@ -41,7 +41,7 @@ from mode import Service
 from qim_streams.streaming import metrics
 from qim_streams.streaming.doubt import die
 from qim_streams.streaming.lanes import PartitionLanes
-from qim_streams.streaming.source import Chunk
+from qim_streams.streaming.source import Chunk, cut
 from qim_streams.streaming.starts import LogRange, PartitionStarts
 from qim_streams.streaming.transport import Drained, StreamConsumerThread
 from qim_streams.streaming.watchdog import WATCH_INTERVAL_S, ConsumerWatch, PartitionView
@@ -212,17 +212,8 @@ class StreamConsumer(driver.Consumer):
             hole_proved = await self._prove_hole(tp, at)
             if not hole_proved:
                 return []
-        size, epoch, generation = self.spec.chunk_records_max, self.epoch, self.app.consumer_generation_id
-        chunks = []
-        for begin in range(0, len(records), size):
-            piece = records[begin : begin + size]
-            chunks.append(Chunk(tp.partition, epoch, generation, at, hole_proved, piece))
-            at, hole_proved = piece[-1].offset + 1, False
-            # Offsets missing inside one answer are holes of the log: the broker left them out.
-            following = begin + size
-            if following < len(records) and records[following].offset != at:
-                hole_proved = True
-        return chunks
+        first = Chunk(tp.partition, self.epoch, self.app.consumer_generation_id, at, hole_proved, records)
+        return cut(first, self.spec.chunk_records_max)
 
     async def _prove_hole(self, tp: TP, at: int) -> bool:
         """Seek back to `at` once; True when that was done already and the broker answered the same."""

@@ -4,7 +4,7 @@ Spec: §5 (order), §14.2 (expected_previous as read).
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from qim_streams.errors import Policy, policy_of
@@ -25,6 +25,23 @@ class Chunk:
     from_offset: int
     hole_proved: bool
     records: list[Any]
+
+
+def cut(whole: Chunk, records_max: int) -> list[Chunk]:
+    """`whole` in chunks of at most `records_max` records, in order.
+
+    Offsets missing between two of them are holes of the log: the broker left them out of one answer.
+    """
+    records, at, hole_proved = whole.records, whole.from_offset, whole.hole_proved
+    if len(records) <= records_max:
+        return [whole]
+    chunks = []
+    for begin in range(0, len(records), records_max):
+        piece = records[begin : begin + records_max]
+        hole_proved = hole_proved or (begin > 0 and piece[0].offset != at)
+        chunks.append(replace(whole, from_offset=at, hole_proved=hole_proved, records=piece))
+        at, hole_proved = piece[-1].offset + 1, False
+    return chunks
 
 
 @dataclass(frozen=True, slots=True)

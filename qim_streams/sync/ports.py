@@ -26,12 +26,12 @@ class ShardEpochs(Protocol):
 
 
 class EpochBoundaries(Protocol):
-    """What a change of epoch did to positions."""
+    """What changes of epoch did to positions (`boundaries`)."""
 
-    async def boundary(self, shard: int, from_epoch: int, to_epoch: int) -> int | None:
-        """The largest mailbox_seq that means the same in both epochs; None when nobody knows.
+    async def boundary(self, shard: int, lane: int, from_epoch: int, to_epoch: int) -> int | None:
+        """The largest mailbox_seq of a lane that means the same in both epochs; None when nobody knows.
 
-        Positions above it belong to a log that is gone.
+        What a cursor claims above it, it claims of something that is gone. Needs from_epoch < to_epoch.
         """
 
 

@@ -4,6 +4,7 @@ Invariants:
 
 * A batch holds every entry of (after_seq, covered_through_seq]. It is cut only between mailbox_seqs; a
   seq whose events alone exceed the limits is returned whole.
+* A seq with more events than a frame holds is an error, never a part of itself.
 * Nothing above W[lane] is returned, and nothing is returned from a range that trimming has reached:
   effective_trim is read after the rows, and trimming raises it in the same step that removes rows, so a
   range that was whole while it was read is whole. A range that was not is CURSOR_EXPIRED, never an
@@ -20,8 +21,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from qim_streams.errors import ProtocolError, RecordError, StoreError, SyncVerdict
-from qim_streams.ids import event_id
+from qim_streams import limits
+from qim_streams.errors import Outcome, ProtocolError, RecordError, StoreError, SyncVerdict
+from qim_streams.ids import NOTHING_COVERED, event_id
 from qim_streams.mailbox.ports import MailboxStore, StoredEntry
 from qim_streams.records import UserMailboxEntry, decode_entry
 from qim_streams.sync.bodies import PulledBodies
@@ -29,7 +31,6 @@ from qim_streams.sync.ports import BodyReader, MailboxAddress
 
 BODIES_FIRST: Final = 32  # bodies of the first portion; later ones follow from their size
 BODIES_MAX: Final = 128  # bodies of any portion: at most 8 MiB with bodies of 64 KiB
-SEQ_EVENTS_MAX: Final = 1_000  # events of one mailbox_seq
 _EVENT_OVERHEAD: Final = 128  # bytes of an event besides its common body
 _MENTION_NONE: Final = 0
 
@@ -47,12 +48,13 @@ class PulledEvent(NamedTuple):
 
 
 class PullResult(NamedTuple):
-    """A batch. `has_more`: covered_through_seq < up_to_seq."""
+    """A batch. `has_more`: covered_through_seq < up_to_seq. `shard_epoch`: the one that moved W there."""
 
     events: list[PulledEvent]
     covered_through_seq: int
     lane_watermark: int
     has_more: bool
+    shard_epoch: int
 
 
 class PullService:
@@ -68,11 +70,13 @@ class PullService:
         up_to_seq: int,
         limit_entries: int,
         limit_bytes: int,
+        promised_seq: int = NOTHING_COVERED,
     ) -> PullResult:
-        """A batch of (after_seq, up_to_seq].
+        """A batch of (after_seq, up_to_seq]. `promised_seq`: W as this reader was told of it before.
 
         SyncVerdict CURSOR_EXPIRED: trimming has reached the range. SyncVerdict BODY_UNAVAILABLE: a body
-        is nowhere. ProtocolError PULL_OUT_OF_RANGE: `up_to_seq` is above W[lane]. StoreError: read again.
+        is nowhere. ProtocolError PULL_OUT_OF_RANGE: `up_to_seq` is above W[lane]; SHARD_MOVED: it is, but
+        was not, so the owner has yet to write again what the store lost. StoreError: read again.
         """
         trim, state = await asyncio.gather(
             self._trim(address),
@@ -82,15 +86,16 @@ class PullService:
         if after_seq < trim:
             raise _expired(trim)
         if up_to_seq > watermark:
-            raise ProtocolError("PULL_OUT_OF_RANGE", f"up_to_seq is above {watermark}", field="up_to_seq")
+            code = "SHARD_MOVED" if up_to_seq <= promised_seq else "PULL_OUT_OF_RANGE"
+            raise ProtocolError(code, f"up_to_seq is above {watermark}", field="up_to_seq")
         if after_seq >= up_to_seq:
-            return PullResult([], after_seq, watermark, False)
+            return PullResult([], after_seq, watermark, False, state.epoch)
         rows, through = await self._rows(address, after_seq, up_to_seq, limit_entries)
         trim = await self._trim(address)
         if after_seq < trim:
             raise _expired(trim)
         events, through = await self._events(address, rows, through, limit_bytes)
-        return PullResult(events, through, watermark, through < up_to_seq)
+        return PullResult(events, through, watermark, through < up_to_seq, state.epoch)
 
     async def _trim(self, address: MailboxAddress) -> int:
         return await self._mailboxes.trim_watermark(address.shard, address.tenant_id, address.ordinal)
@@ -109,7 +114,10 @@ class PullService:
         if whole:
             return whole, last - 1
         # All rows are of one seq, whose events do not fit the limit: they go together all the same.
-        return await read(*where, after_seq, last, SEQ_EVENTS_MAX), last
+        rows = await read(*where, after_seq, last, limits.EVENTS_PER_FRAME_MAX + 1)
+        if len(rows) > limits.EVENTS_PER_FRAME_MAX:
+            raise StoreError(f"mailbox_seq {last} has more events than a frame holds", Outcome.NOT_APPLIED)
+        return rows, last
 
     async def _events(
         self, address: MailboxAddress, rows: Sequence[StoredEntry], through: int, limit_bytes: int

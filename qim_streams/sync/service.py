@@ -30,19 +30,6 @@ class Opening(NamedTuple):
     pending_bytes: int
 
 
-class SameLogBoundaries:
-    """`EpochBoundaries` of the present form: the mailbox store is outside of the owner.
-
-    A takeover changes neither the dispatch log nor the mailboxes, and a mailbox_seq is an offset of
-    that log: every position means the same afterwards. A shard whose log was created anew needs an
-    implementation that knows where the old one ended.
-    """
-
-    async def boundary(self, shard: int, from_epoch: int, to_epoch: int) -> int | None:
-        """No bound: all positions are kept. See `EpochBoundaries.boundary`."""
-        return 2**53 - 1
-
-
 class SyncService:
     """Opens sessions and signs cursors."""
 
@@ -73,25 +60,27 @@ class SyncService:
         session = SyncSession(after, sync_to, here.trim)
         return Opening(session, here, after, sync_to, len(rows), sum(len(row.value) for row in rows))
 
-    def cursor(self, address: MailboxAddress, here: ShardPosition, last_applied: int) -> str:
-        """A cursor of this session's epoch."""
-        return self._signer.issue(address, here.shard_epoch, last_applied)
+    def cursor(self, address: MailboxAddress, shard_epoch: int, last_applied: int) -> str:
+        """A cursor. `shard_epoch`: the newest that the session has seen; W reached `last_applied` in it."""
+        return self._signer.issue(address, shard_epoch, last_applied)
 
     async def _position(self, address: MailboxAddress) -> ShardPosition:
-        # The epoch first: positions read afterwards belong to it or to a newer one, whose takeover
-        # then rebases the cursors of this session. The other way round a cursor could be too new.
+        # The epoch first, and the epoch that moved W where that is newer: what was granted after both
+        # reads has its boundary at this W or above it, so a cursor of this session is never cut short.
         epoch = await self._epochs.current(address.shard)
         state, trim = await asyncio.gather(
             self._mailboxes.watermark(address.shard),
             self._mailboxes.trim_watermark(address.shard, address.tenant_id, address.ordinal),
         )
-        return ShardPosition(address.shard, epoch, state.lanes[address.lane], trim)
+        return ShardPosition(address.shard, max(epoch, state.epoch), state.lanes[address.lane], trim)
 
     async def _judge(self, address: MailboxAddress, token: str, here: ShardPosition) -> int:
         cursor = self._signer.open(token, address)
         boundary = None
         if cursor is not None and cursor.shard == here.shard and cursor.shard_epoch < here.shard_epoch:
-            boundary = await self._boundaries.boundary(here.shard, cursor.shard_epoch, here.shard_epoch)
+            boundary = await self._boundaries.boundary(
+                here.shard, address.lane, cursor.shard_epoch, here.shard_epoch
+            )
         verdict = judge(cursor, here, boundary)
         if isinstance(verdict, Ok):
             return verdict.after_seq
@@ -99,7 +88,7 @@ class SyncService:
             raise SyncVerdict(
                 "CURSOR_REBASED",
                 f"the shard is at epoch {here.shard_epoch}",
-                new_cursor=self.cursor(address, here, verdict.last_applied),
+                new_cursor=self.cursor(address, here.shard_epoch, verdict.last_applied),
                 replay_from_seq=verdict.replay_from_seq,
             )
         raise refusal(verdict)

@@ -55,6 +55,20 @@ class OutboxRow:
 
 
 @dataclass(frozen=True, slots=True)
+class ArchiveRow:
+    """An Outbox partition: its end, and the archive watermark (inclusive)."""
+
+    partition: int
+    end: int
+    watermark: int
+
+    @property
+    def lag(self) -> int:
+        """Records not yet archived; negative when the archive belongs to another log."""
+        return self.end - 1 - self.watermark
+
+
+@dataclass(frozen=True, slots=True)
 class ShardRow:
     """A MailboxShard: the end of its dispatch partition, W of its 64 lanes, its last progress page."""
 
@@ -91,6 +105,13 @@ async def read_progress(
     total = await log.partitions(DISPATCH)
     shards = list(range(total)) if shard is None else [one for one in (shard,) if one < total]
     return PipelineProgress(outbox, await _shard_rows(log, mailboxes, shards))
+
+
+async def read_archive_progress(log: LogReader, archive: ArchiveReader) -> list[ArchiveRow]:
+    """The archive watermark of every Outbox partition. StoreUnavailable as the ports say."""
+    partitions = list(range(await log.partitions(OUTBOX)))
+    ends = await log.offsets_at(OUTBOX, partitions, FAR_FUTURE_MS)
+    return [ArchiveRow(one, ends[one], await archive.watermark(one)) for one in partitions]
 
 
 async def _outbox_rows(log: LogReader, archive: ArchiveReader) -> list[OutboxRow]:

@@ -11,7 +11,7 @@ from typing import Any, Protocol, cast
 
 from qim_streams import limits
 from qim_streams.errors import ProtocolError
-from qim_streams.wire.frames import CLIENT_FRAMES, SERVER_FRAMES, ClientFrame, Frame, ServerFrame
+from qim_streams.wire.frames import CLIENT_FRAMES, SERVER_FRAMES, ClientFrame, Frame, HistoryPage, ServerFrame
 from qim_streams.wire.kinds import Malformed
 from qim_streams.wire.schema import Schema
 
@@ -59,6 +59,9 @@ class Codec(Protocol):
         cursor: str | None,
     ) -> bytes:
         """MAILBOX_BATCH of encoded events."""
+
+    def encode_history(self, page: HistoryPage, common_bodies: Sequence[bytes]) -> bytes:
+        """`page`, whose `messages` are empty, with `common_bodies` (see ``events``) as its messages."""
 
 
 def check_size(data: bytes, size_max: int) -> None:

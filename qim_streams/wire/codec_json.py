@@ -19,7 +19,7 @@ import msgpack
 from qim_streams import limits
 from qim_streams.errors import ProtocolError
 from qim_streams.wire.codec import NAME_FIELD, check_size, client_frame, server_frame
-from qim_streams.wire.frames import NAME_OF, SCHEMA_OF, ClientFrame, Frame, Message, ServerFrame
+from qim_streams.wire.frames import NAME_OF, SCHEMA_OF, ClientFrame, Frame, HistoryPage, Message, ServerFrame
 from qim_streams.wire.schema import Schema
 
 BODIES_CACHED_MAX = 64
@@ -28,6 +28,7 @@ _dump = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 # A string matches whether or not it ends: else every quote inside an unfinished one would be tried anew.
 _TOKENS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]|[\]}]', re.DOTALL)
 _MESSAGE = Schema(Message)
+_HISTORY = SCHEMA_OF[HistoryPage]
 
 
 class JsonCodec:
@@ -92,9 +93,20 @@ class JsonCodec:
         )
         return head.encode() + b",".join(events) + b"]}"
 
+    def encode_history(self, page: HistoryPage, common_bodies: Sequence[bytes]) -> bytes:
+        """See `Codec.encode_history`. Bodies of a page are not cached: they would displace live ones."""
+        fields = {NAME_FIELD: "HISTORY_PAGE", **_HISTORY.plain_text(page)}
+        del fields["messages"]
+        messages = b",".join(_converted(body) for body in common_bodies)
+        return _dump(fields).encode()[:-1] + b',"messages":[' + messages + b"]}"
+
 
 @lru_cache(maxsize=BODIES_CACHED_MAX)
 def _body_text(common_body: bytes) -> bytes:
+    return _converted(common_body)
+
+
+def _converted(common_body: bytes) -> bytes:
     raw = msgpack.unpackb(common_body, raw=False, max_map_len=64)
     return _dump(_MESSAGE.plain_text(_MESSAGE.take(raw))).encode()
 

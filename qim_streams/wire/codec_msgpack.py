@@ -17,7 +17,7 @@ import msgpack
 from qim_streams import limits
 from qim_streams.errors import ProtocolError
 from qim_streams.wire.codec import NAME_FIELD, check_size, client_frame, server_frame
-from qim_streams.wire.frames import NAME_OF, SCHEMA_OF, ClientFrame, Frame, ServerFrame
+from qim_streams.wire.frames import NAME_OF, SCHEMA_OF, ClientFrame, Frame, HistoryPage, ServerFrame
 
 MAP_FIELDS_MAX = 64
 
@@ -40,6 +40,8 @@ _FLAGS, _MENTION, _CMID, _MESSAGE = (
 _MAP6, _MAP7 = b"\x86" + _SEQ, b"\x87" + _SEQ
 _PUSH_HEAD = b"\x82" + _key(NAME_FIELD) + _key("PUSH_EVENTS") + _key("events")
 _ENTRIES = _key("entries")
+_MESSAGES = _key("messages")
+_HISTORY = SCHEMA_OF[HistoryPage]
 
 
 class MsgpackCodec:
@@ -129,9 +131,19 @@ class MsgpackCodec:
         }
         if cursor is not None:
             fields["cursor"] = cursor
-        head = _pack(fields)  # a map of at most 15 fields: its header is one byte, replaced below
-        size = bytes([0x80 | (len(fields) + 1)])
-        return b"".join((size, head[1:], _ENTRIES, _list_header(len(events)), *events))
+        return _with_list(fields, _ENTRIES, events)
+
+    def encode_history(self, page: HistoryPage, common_bodies: Sequence[bytes]) -> bytes:
+        """See `Codec.encode_history`."""
+        fields = {NAME_FIELD: "HISTORY_PAGE", **_HISTORY.plain(page)}
+        del fields["messages"]
+        return _with_list(fields, _MESSAGES, common_bodies)
+
+
+def _with_list(fields: dict[str, Any], name: bytes, items: Sequence[bytes]) -> bytes:
+    """The map of `fields` (at most 14: the header of a map is then one byte) and a list of encoded items."""
+    size = bytes([0x80 | (len(fields) + 1)])
+    return b"".join((size, _pack(fields)[1:], name, _list_header(len(items)), *items))
 
 
 def _unpack(data: bytes, list_max: int) -> Any:

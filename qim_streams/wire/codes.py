@@ -158,6 +158,13 @@ _SYNC = (
         "The body of an entry can be read neither from the hot tier nor from the archive.",
         "Pull the same range again later; nothing was skipped.",
     ),
+    _temporary(
+        307,
+        "HISTORY_UNSETTLED",
+        200,
+        "The only messages after the anchor are not settled: they will be there, or will never have been.",
+        "Pull the same page again later; nothing was skipped.",
+    ),
 )
 
 _REFUSALS = (

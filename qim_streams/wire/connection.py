@@ -9,7 +9,8 @@
 
 `receive` is asked once per frame and answers None (handle it) or the ERROR to send instead; the caller
 closes after an error whose row says so. Reads and sends run beside each other, so the machine also
-counts what is unanswered: at most 4 pulls, a bound of sends and changes, one AUTH and one SYNC_COMPLETE.
+counts what is unanswered: at most 4 pulls, 4 history pages, a bound of sends and changes, one AUTH and
+one SYNC_COMPLETE.
 
 Invariants: no I/O, clock or randomness; nothing but AUTH, PING and PONG before AUTH_OK; no frame after
 CLOSED; a count never falls below zero.
@@ -25,7 +26,16 @@ from typing import Final
 from qim_streams import limits
 from qim_streams.errors import InvariantViolation
 from qim_streams.wire.answers import error
-from qim_streams.wire.frames import Auth, ClientFrame, Error, Ping, Pong, PullMailbox, SyncComplete
+from qim_streams.wire.frames import (
+    Auth,
+    ClientFrame,
+    Error,
+    Ping,
+    Pong,
+    PullHistory,
+    PullMailbox,
+    SyncComplete,
+)
 
 
 class State(Enum):
@@ -50,11 +60,12 @@ _ALLOWED: Final[dict[State, frozenset[State]]] = {
 class ServerConnection:
     """One connection's state and counts of unanswered requests."""
 
-    __slots__ = ("_attempts", "_completing", "_requests_max", "pulls", "requests", "state")
+    __slots__ = ("_attempts", "_completing", "_requests_max", "histories", "pulls", "requests", "state")
 
     def __init__(self, requests_max: int) -> None:
         self.state = State.CONNECTED
         self.pulls = 0
+        self.histories = 0
         self.requests = 0
         self._requests_max = requests_max
         self._attempts = 0
@@ -68,7 +79,8 @@ class ServerConnection:
     def receive(self, frame: ClientFrame) -> Error | None:
         """None: the frame is legal now and counted as unanswered; else the answer to send instead.
 
-        A counted frame is released by `auth_*`, `pull_answered`, `completion_*` or `request_answered`.
+        A counted frame is released by `auth_*`, `pull_answered`, `history_answered`, `completion_*` or
+        `request_answered`.
         """
         kind = type(frame)
         if kind is Ping or kind is Pong:
@@ -79,6 +91,8 @@ class ServerConnection:
             return error("NOT_AUTHENTICATED", "wait for AUTH_OK", frame.rid)
         if kind is PullMailbox:
             return self._receive_pull(frame.rid)
+        if kind is PullHistory:
+            return self._receive_history(frame.rid)
         if kind is SyncComplete:
             return self._receive_completion(frame.rid)
         if self.requests >= self._requests_max:
@@ -99,6 +113,12 @@ class ServerConnection:
         self.pulls -= 1
         if self.pulls < 0:
             raise InvariantViolation("a pull was answered twice")
+
+    def history_answered(self) -> None:
+        """A PULL_HISTORY was answered, one way or the other."""
+        self.histories -= 1
+        if self.histories < 0:
+            raise InvariantViolation("a history page was answered twice")
 
     def request_answered(self) -> None:
         """A send or group change was answered, one way or the other."""
@@ -133,6 +153,12 @@ class ServerConnection:
         if self.pulls >= limits.PULL_WINDOW:
             return error("PULL_WINDOW_EXCEEDED", f"{self.pulls} pulls are unanswered", rid)
         self.pulls += 1
+        return None
+
+    def _receive_history(self, rid: int) -> Error | None:
+        if self.histories >= limits.HISTORY_WINDOW:
+            return error("TOO_MANY_IN_FLIGHT", f"{self.histories} history pages are unanswered", rid)
+        self.histories += 1
         return None
 
     def _receive_completion(self, rid: int) -> Error | None:

@@ -11,7 +11,7 @@ from qim_streams import limits
 from qim_streams.wire import JSON, MSGPACK, SUBPROTOCOLS
 from qim_streams.wire.codes import TABLE, WS_CLOSE_BASE
 from qim_streams.wire.examples import CLIENT_EXAMPLES, SERVER_EXAMPLES
-from qim_streams.wire.frames import CLIENT_FRAMES, SERVER_FRAMES, Event, Frame, Message
+from qim_streams.wire.frames import CLIENT_FRAMES, SERVER_FRAMES, Event, Frame, HistoryBreak, Message
 from qim_streams.wire.frames_group import MemberRow
 from qim_streams.wire.schema import Schema
 
@@ -46,6 +46,9 @@ name) and its fields. An absent field and null are the same; unknown fields are 
    `event_id`. An empty range (`after_seq` = `up_to_seq`) is legal and tells the present `lane_watermark`.
 5. Sends and group changes are legal from AUTH_OK on. Repeat an unanswered SEND_MESSAGE with the same
    `client_message_id`, also on another connection: a committed message answers the same.
+6. History is read from AUTH_OK on, page by page, in either direction: the next page's anchor is
+   `next_anchor`. Nothing is missing between two pages and within one; what is not there is in its breaks.
+   What a page shows does not count as received: it moves no cursor.
 
 An empty cursor means "from now": SYNC_COMPLETE may follow AUTH_OK at once. A device that wants what the
 mailbox still holds pulls from `trim_watermark` first; batches that start there carry cursors too.
@@ -61,7 +64,7 @@ def document() -> str:
         "## Frames of the server\n",
         *_frames(SERVER_FRAMES, SERVER_EXAMPLES),
         "## Structures\n",
-        *(_structure(cls) for cls in (Event, Message, MemberRow)),
+        *(_structure(cls) for cls in (Event, Message, HistoryBreak, MemberRow)),
         _errors(),
     ]
     return "\n".join(parts)

@@ -188,6 +188,57 @@ class LiveLost(NamedTuple):
     lane_watermark: Annotated[int, _SEQ, "pull at least up to here"]
 
 
+# -- history (Spec: §5, §8)
+
+
+class PullHistory(NamedTuple):
+    """Ask for a page of a conversation, also of one that was left or dismissed. Up to 4 may be unanswered."""
+
+    rid: Rid
+    conversation_id: Conversation
+    direction: Annotated[str, OneOf(("newer", "older")), "where the page goes from the anchor"]
+    anchor: Annotated[
+        int | None,
+        _COUNT,
+        "exclusive conversation_seq; null: the beginning (newer) or the end (older)",
+    ] = None
+    limit: Annotated[int, Int(1, limits.HISTORY_MESSAGES_MAX), "most messages of the answer"] = 100
+    limit_bytes: Annotated[
+        int, Int(1, limits.HISTORY_BYTES_MAX), "most bytes of them; one message comes in any case"
+    ] = limits.HISTORY_BYTES_MAX
+
+
+class HistoryBreak(NamedTuple):
+    """Numbers of a page's range that hold no message for this user."""
+
+    from_seq: Annotated[int, _COUNT, "inclusive start"]
+    to_seq: Annotated[int, _COUNT, "inclusive end"]
+    reason: Annotated[
+        str,
+        OneOf(("before_join", "not_member", "unused", "unreadable")),
+        "not for you (before the first join, between leave and rejoin), no message has it, or it is damaged",
+    ]
+
+
+class HistoryPage(NamedTuple):
+    """Answer to PULL_HISTORY: every number from the anchor to `next_anchor` is a message or in a break."""
+
+    rid: Rid
+    conversation_id: Conversation
+    messages: Annotated[
+        list[Message],
+        ListOf(Struct(Schema(Message)), limits.HISTORY_MESSAGES_MAX),
+        "ascending by conversation_seq in either direction",
+    ]
+    breaks: Annotated[
+        list[HistoryBreak], ListOf(Struct(Schema(HistoryBreak)), limits.EVENTS_PER_FRAME_MAX), "ascending"
+    ]
+    has_more: Annotated[bool, Bool(), "whether more is to be read behind next_anchor"]
+    next_anchor: Annotated[int, _COUNT, "the page covers up to here, inclusive; anchor of the next page"]
+    oldest_visible_seq: Annotated[int, _COUNT, "nothing below is for this user"]
+    latest_seq: Annotated[int, _COUNT, "the last number that this user may read now; 0: none"]
+
+
 # -- keeping and ending a connection
 
 
@@ -235,6 +286,7 @@ ClientFrame = (
     | PullMailbox
     | SyncComplete
     | SendMessage
+    | PullHistory
     | Ping
     | Pong
     | GroupCreate
@@ -255,6 +307,7 @@ ServerFrame = (
     | PushEvents
     | LiveLost
     | GroupState
+    | HistoryPage
     | Ping
     | Pong
     | Error
@@ -267,6 +320,7 @@ CLIENT_FRAMES: Final[dict[str, Schema]] = {
     "PULL_MAILBOX": Schema(PullMailbox),
     "SYNC_COMPLETE": Schema(SyncComplete),
     "SEND_MESSAGE": Schema(SendMessage),
+    "PULL_HISTORY": Schema(PullHistory),
     "PING": Schema(Ping),
     "PONG": Schema(Pong),
     "GROUP_CREATE": Schema(GroupCreate),
@@ -287,6 +341,7 @@ SERVER_FRAMES: Final[dict[str, Schema]] = {
     "PUSH_EVENTS": Schema(PushEvents),
     "LIVE_LOST": Schema(LiveLost),
     "GROUP_STATE": Schema(GroupState),
+    "HISTORY_PAGE": Schema(HistoryPage),
     "PING": Schema(Ping),
     "PONG": Schema(Pong),
     "ERROR": Schema(Error),

@@ -18,7 +18,7 @@ from qim_streams import limits
 from qim_streams.errors import ProtocolError, SyncVerdict
 from qim_streams.sync.cursor import CursorSigner
 from qim_streams.sync.pull import PullResult, PullService
-from qim_streams.sync.service import Opening, SameLogBoundaries, SyncService
+from qim_streams.sync.service import Opening, SyncService
 from qim_streams.wire.connection import ServerConnection, State
 from qim_streams.wire.frames import Auth, PullMailbox, SyncComplete
 from tests.support.mailbox_world import ADDRESS, MailboxWorld
@@ -43,9 +43,10 @@ class SyncMachine(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         self.world = MailboxWorld()
         self.pulls = PullService(self.world.store, self.world.hot, self.world.archive)
-        self.sync = SyncService(self.world.store, self.world.epochs, SameLogBoundaries(), SIGNER)
+        self.sync = SyncService(self.world.store, self.world.epochs, self.world.epochs, SIGNER)
         self.device = Device()
         self.opening: Opening | None = None
+        self.shard_epoch = 0  # the newest that the session has seen
         self.connection = ServerConnection(8)
         self.unanswered: list[PullMailbox] = []
         self.from_now = False
@@ -99,7 +100,7 @@ class SyncMachine(RuleBasedStateMachine):
             self.connection.auth_refused()
             self.refused(verdict, cursor)
             return
-        self.from_now = cursor is None
+        self.from_now, self.shard_epoch = cursor is None, self.opening.here.shard_epoch
         if cursor is None:
             self.device.promised_from = self.opening.sync_to_seq
         else:
@@ -168,6 +169,7 @@ class SyncMachine(RuleBasedStateMachine):
         got = [(event.mailbox_seq, event.event_ordinal) for event in result.events]
         assert got == [place for place in self.world.entries if span[0] < place[0] <= span[1]]
         assert result.has_more == (span[1] < frame.up_to_seq)
+        self.shard_epoch = max(self.shard_epoch, result.shard_epoch)
         self.apply(got, session.cover(*span))
 
     def attempt(self, frame: PullMailbox) -> PullResult | ProtocolError | SyncVerdict:
@@ -186,7 +188,7 @@ class SyncMachine(RuleBasedStateMachine):
             return
         if position < self.device.promised_from:  # a new device that takes the past as well
             self.device.promised_from = self.opening.here.trim
-        self.device.cursor = self.sync.cursor(ADDRESS, self.opening.here, position)
+        self.device.cursor = self.sync.cursor(ADDRESS, self.shard_epoch, position)
 
     @precondition(lambda self: self.connection.authenticated)
     @rule(error=st.sampled_from([0, 0, 0, 1, -1]))
@@ -204,7 +206,7 @@ class SyncMachine(RuleBasedStateMachine):
         assert not error
         if self.connection.state is not State.ONLINE:
             position = session.complete()
-            self.device.cursor = self.sync.cursor(ADDRESS, self.opening.here, position)
+            self.device.cursor = self.sync.cursor(ADDRESS, self.shard_epoch, position)
             if self.from_now:
                 self.device.promised_from = max(self.device.promised_from, position)
         self.connection.completion_accepted()

@@ -26,6 +26,7 @@ from qim_streams.gateway.session import ClientSession
 from qim_streams.gateway.shard import ConnectionShard
 from qim_streams.gateway.sweeper import Sweeper
 from qim_streams.gateway.tokens import TokenVerifier, mint_token
+from qim_streams.history.service import HistoryService
 from qim_streams.ids import event_id
 from qim_streams.log_ports import Outgoing
 from qim_streams.mailbox.ports import EntryGroup
@@ -48,10 +49,11 @@ from qim_streams.settings import Settings, load_settings
 from qim_streams.sync.cursor import CursorSigner
 from qim_streams.sync.ports import MailboxAddress
 from qim_streams.sync.pull import PullService
-from qim_streams.sync.service import SameLogBoundaries, SyncService
+from qim_streams.sync.service import SyncService
 from qim_streams.wire import MSGPACK, Codec
 from qim_streams.wire.events import common_body
 from qim_streams.wire.frames import Auth, AuthOk, Event, PullMailbox, PushEvents, SyncComplete
+from tests.support.history_world import HistoryWorld
 from tests.support.mailbox_world import Bodies, Epochs, HookedStore
 
 JWT_SECRET, CURSOR_SECRET = "j" * 64, "c" * 40
@@ -187,16 +189,15 @@ class GatewayWorld:
             "ping_interval_ms": 20_000,
         }
         self.settings: Settings = load_settings(**(values | overrides))
-        self.store, self.epochs = HookedStore(), Epochs()
-        self.hot, self.archive = Bodies(), Bodies()
+        self.store = HookedStore()
+        self.epochs = Epochs(self.store, range(self.settings.mailbox_shards))
+        self.hot, self.archive, self.past = Bodies(), Bodies(), HistoryWorld()
         self.ordinals, self.devices, self.writers = FakeOrdinals(), FakeDevices(), FakeWriters()
         self.presence_log, self.counters = PresenceRecords(), GatewayCounters()
         self.signer = CursorSigner(CURSOR_SECRET.encode())
         self.tails: dict[int, int] = {}
         self.written: dict[str, list[tuple[int, MessageRecord]]] = {}
         self.rng = random.Random(7)
-        for shard in range(self.settings.mailbox_shards):
-            self.store.grant(shard, self.epochs.epoch)
 
     # -- the gateway
 
@@ -216,8 +217,9 @@ class GatewayWorld:
             settings=self.settings,
             tokens=TokenVerifier.from_settings(self.settings),
             ordinals=self.ordinals,
-            sync=SyncService(self.store, self.epochs, SameLogBoundaries(), self.signer),
+            sync=SyncService(self.store, self.epochs, self.epochs, self.signer),
             pulls=PullService(self.store, self.hot, self.archive),
+            histories=HistoryService(self.past.store, self.past.archive),
             devices=self.devices,
             writers=self.writers,
             presence=presence,

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Sequence
 
 from qim_streams.mailbox.memory_store import MemoryMailboxStore
-from qim_streams.mailbox.ports import EntryGroup, StoredEntry
+from qim_streams.mailbox.ports import EntryGroup, StoredEntry, WatermarkState
 from qim_streams.placement import LANES, lane_of_ordinal
 from qim_streams.records import RECIPIENT_FLAGS, MessageRecord, UserMailboxEntry
+from qim_streams.sync.boundaries import EpochBoundary, resolve
 from qim_streams.sync.ports import MailboxAddress
 
 SHARD = 3
@@ -60,27 +61,46 @@ class HookedStore(MemoryMailboxStore):
 
 
 class Epochs:
-    """`ShardEpochs` with one number."""
+    """`ShardEpochs` and `EpochBoundaries` of a memory store whose `shards` change owner together.
 
-    def __init__(self, epoch: int = 1) -> None:
-        self.epoch = epoch
+    A takeover notes W, as the script does that grants an epoch.
+    """
+
+    def __init__(self, store: MemoryMailboxStore, shards: Sequence[int]) -> None:
+        self._store, self._shards = store, shards
+        self.epoch = 0
+        self.boundaries: dict[tuple[int, int], EpochBoundary] = {}
+        self.take_over()
+
+    def take_over(self) -> None:
+        """Grant the next epoch of every shard."""
+        self.epoch += 1
+        for shard in self._shards:
+            state = run(self._store.watermark(shard))
+            assert isinstance(state, WatermarkState)
+            self.boundaries[shard, self.epoch] = EpochBoundary(1_000, state.lanes)
+            self._store.grant(shard, self.epoch)
 
     async def current(self, shard: int) -> int:
         """See `ShardEpochs.current`."""
         return self.epoch
 
+    async def boundary(self, shard: int, lane: int, from_epoch: int, to_epoch: int) -> int | None:
+        """See `EpochBoundaries.boundary`."""
+        since = range(from_epoch + 1, to_epoch + 1)
+        return resolve([self.boundaries.get((shard, epoch)) for epoch in since], lane)
+
 
 class MailboxWorld:
     """One user's mailbox. `entries` is what was ever written: (seq, ordinal)."""
 
-    def __init__(self) -> None:
-        self.store = HookedStore()
-        self.epochs = Epochs()
+    def __init__(self, store: "HookedStore | None" = None) -> None:
+        self.store = store or HookedStore()
+        self.epochs = Epochs(self.store, [SHARD])
         self.hot, self.archive = Bodies(), Bodies()
         self.entries: list[tuple[int, int]] = []
         self.tail = -1
         self.trimmed = -1
-        self.store.grant(SHARD, self.epochs.epoch)
 
     async def write(self, seq: int, events: int = 1, body: bytes = b"x") -> None:
         """Write `events` entries at mailbox_seq `seq` and move W there; 0 events: a record for others."""
@@ -104,8 +124,7 @@ class MailboxWorld:
 
     def take_over(self) -> None:
         """A new owner of the shard."""
-        self.epochs.epoch += 1
-        self.store.grant(SHARD, self.epochs.epoch)
+        self.epochs.take_over()
 
     def archive_all(self) -> None:
         """Move every body to the archive."""

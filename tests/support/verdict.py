@@ -18,7 +18,9 @@ from statistics import median
 
 import redis
 
-from qim_streams.archive.rocksdb_reader import RocksArchiveReader
+from qim_streams.archive.opening import open_archive_reader
+from qim_streams.archive.ports import ArchiveReader
+from qim_streams.cli.servers import server_settings
 from qim_streams.errors import QimError
 from qim_streams.testing.history import HistoryWriter, operations, read_history
 from qim_streams.testing.oracle import expected_mailboxes
@@ -116,7 +118,7 @@ async def verdict_on(
         *traffic.problems,
         *([] if traffic.plan.hot_tier_forgets else sampler.violations),
         *late,
-        *await unarchived(stack.state_dir / "archive", brokers, outbox),
+        *await unarchived(open_archive_reader(server_settings(stack.state_dir)[0]), brokers, outbox),
     ]
     clock.lap("checkpoints and archive, s")
     verdict = Verdict(problems(evidence), figures(evidence, traffic, sampler) | clock.laps)
@@ -184,10 +186,12 @@ async def _undrained(tier: HotTier, brokers: str) -> list[str]:
     return []
 
 
-async def unarchived(directory: Path, brokers: str, outbox: list[Logged]) -> list[str]:
-    """I12: the archive watermark reaches the end of the Outbox, and every message of the run is archived."""
+async def unarchived(reader: ArchiveReader, brokers: str, outbox: list[Logged]) -> list[str]:
+    """I12: the archive watermark reaches the end of the Outbox, and every message of the run is archived.
+
+    `reader` is closed.
+    """
     wanted = {part: end - 1 for part, end in (await asyncio.to_thread(ends, brokers, OUTBOX)).items() if end}
-    reader = RocksArchiveReader(directory, refresh_ms=0)
 
     async def reached() -> bool:
         try:

@@ -5,115 +5,27 @@ Spec: §1 ARCHIVED, §3, §14.8; P11, P13, I12, I15, T-R4.
 
 import resource
 import signal
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from qim_streams import failpoints
-from qim_streams.archive.rocksdb_reader import RocksArchiveReader
-from qim_streams.embedded.process import ChildProcess, child_env, start_child
 from qim_streams.placement import outbox_partition
 from qim_streams.streaming.dead_letter import DeadLetter
 from qim_streams.streaming.doubt import EXIT_CONFIG
+from tests.integration.archive.archiving import DEAD_LETTERS, OUTBOX, Archiving, rocksdb_archiving
 from tests.integration.archive.conftest import PARTITIONS, Log
-from tests.support.waiting import eventually, eventually_sync
-from tests.unit.archive.outbox_batches import TENANT, message, record
-
-ROOT = Path(__file__).resolve().parents[3]
-OUTBOX, DEAD_LETTERS = "qim.outbox.v1", "qim.dead-letter.v1"
+from tests.support.waiting import eventually_sync
+from tests.unit.archive.outbox_batches import TENANT
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("fresh_outbox")]
-
-
-class Archiving:
-    """Archiver processes on one archive directory, and what a test puts into the Outbox."""
-
-    def __init__(self, log: Log, directory: Path) -> None:
-        self.log, self.directory = log, directory
-        self.reader = RocksArchiveReader(directory / "archive", refresh_ms=0)
-        self.good: dict[tuple[str, int], bytes] = {}
-        self.ends = dict.fromkeys(range(PARTITIONS), 0)
-
-    def start(self, slot: int = 0, failpoint: str = "") -> ChildProcess:
-        """Start an archiver. Slot and state directory are its own, the archive is shared."""
-        state = self.directory / f"archiver-{slot}"
-        latch = self.directory / "latch"
-        for path in (state, latch):
-            path.mkdir(exist_ok=True)
-        environment = {
-            "QIM_BROKERS": self.log.brokers,
-            "QIM_STATE_DIR": str(state),
-            "QIM_ARCHIVE_ROCKSDB_DIR": str(self.directory / "archive"),
-            "QIM_OUTBOX_PARTITIONS": str(PARTITIONS),
-            "QIM_MAILBOX_SHARDS": str(PARTITIONS),
-            "QIM_WORKER_SLOT": str(slot),
-            "QIM_STREAM_SESSION_TIMEOUT_MS": "3000",
-            "QIM_STREAM_CHUNK_MAX": "20",
-            "QIM_STREAM_BATCH_MAX": "20",
-            "QIM_ARCHIVE_LOCK_WAIT_S": "3",
-            "QIM_FAILPOINT": failpoint,
-            "QIM_FAILPOINT_LATCH": str(latch),
-        }
-        child = start_child(
-            "archiver",
-            [sys.executable, "-m", "faust", "-A", "agents.history_archiver", "worker", "--loglevel", "info"],
-            env=child_env(environment, settings=False),
-            log_path=self.directory / f"archiver-{slot}.log",
-            cwd=ROOT,
-        )
-        self.log.children.append(child)
-        return child
-
-    def send(self, room: str, seqs: range, body: bytes = b"hello") -> None:
-        """Messages of a room into the Outbox."""
-        partition = outbox_partition(TENANT, room, PARTITIONS)
-        messages = [message(seq, room, body) for seq in seqs]
-        self.good |= {(room, one.conversation_seq): one.encode() for one in messages}
-        records = [record(0, one) for one in messages]
-        self._append(partition, [(one.key, one.value) for one in records])
-
-    def poison(self, partition: int, values: list[bytes | None]) -> None:
-        """Poison records into the Outbox."""
-        self._append(partition, [(b"key", value) for value in values])
-
-    def _append(self, partition: int, records: list[tuple[bytes | None, bytes | None]]) -> None:
-        self.log.append(OUTBOX, partition, records)
-        self.ends[partition] += len(records)
-
-    async def caught_up(self, within_s: float = 60.0) -> None:
-        """Until the archive watermark of every partition is at its end."""
-
-        async def done() -> bool:
-            at = {p: await self.reader.watermark(p) for p in self.ends}
-            return all(at[p] >= end - 1 for p, end in self.ends.items())
-
-        try:
-            await eventually(done, within_s, "the archive to catch up")
-        except AssertionError as error:
-            raise AssertionError(f"{error}\n{self.log_text()[-3000:]}") from None
-
-    def log_text(self, slot: int = 0) -> str:
-        """What an archiver has logged."""
-        return (self.directory / f"archiver-{slot}.log").read_text(errors="replace")
-
-    async def archived(self) -> dict[tuple[str, int], bytes]:
-        """Everything in the archive, by room and seq."""
-        rooms = {room for room, _ in self.good}
-        found = [one for room in rooms for one in await self.reader.range(TENANT, room, 0, 2**40, 1_000)]
-        return {(one.conversation_id, one.conversation_seq): one.record for one in found}
-
-    async def check(self) -> None:
-        """I12: what is archived is what is in the Outbox, no more, no less, byte for byte."""
-        await self.caught_up()
-        assert await self.archived() == self.good
 
 
 @pytest.fixture
 async def archiving(log: Log, tmp_path: Path) -> AsyncIterator[Archiving]:
     """Nothing runs yet."""
-    archiving = Archiving(log, tmp_path)
+    archiving = rocksdb_archiving(log, tmp_path)
     yield archiving
     await archiving.reader.close()
 
@@ -172,9 +84,10 @@ async def test_the_start_is_the_archives_watermark_not_the_groups_offset(archivi
     first.send_signal(signal.SIGTERM)
     assert first.wait(30) == 0
     await archiving.reader.close()
-    archiving.directory = archiving.directory / "anew"
-    archiving.directory.mkdir()
-    archiving.reader = RocksArchiveReader(archiving.directory / "archive", refresh_ms=0)
+    anew = archiving.directory / "anew"
+    anew.mkdir()
+    again = rocksdb_archiving(archiving.log, anew)
+    archiving.directory, archiving.reader, archiving.environment = anew, again.reader, again.environment
     archiving.start()
     await archiving.check()
 

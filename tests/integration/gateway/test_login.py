@@ -216,8 +216,7 @@ async def test_a_verdict_leaves_the_connection_open(world: GatewayWorld) -> None
         await world.commit("ben")
     where = world.address("ben")
     old = world.signer.issue(where, world.epochs.epoch, 2)
-    world.epochs.epoch += 1
-    world.store.grant(where.shard, world.epochs.epoch)
+    world.epochs.take_over()
     async with await WireClient.connect(world.url) as ben:
         rebased = await ben.call(Auth(1, token("ben"), "phone", old))
         assert (rebased.name, rebased.replay_from_seq) == ("CURSOR_REBASED", 3)

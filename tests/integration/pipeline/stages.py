@@ -254,7 +254,7 @@ class Stages:
             env |= {"QIM_WEB_ENABLED": "true", "QIM_WEB_PORT": str(web_port)}
         for field_name in (
             "outbox_partitions", "mailbox_shards", "connection_shards", "lease_ttl_ms", "lease_renew_ms",
-            "stream_session_timeout_ms", "mailbox_writebatch_max_entries",
+            "stream_session_timeout_ms", "mailbox_writebatch_max_entries", "mailbox_retention_s",
         ):  # fmt: skip
             env[f"QIM_{field_name.upper()}"] = str(getattr(settings, field_name))
         argv = [sys.executable, "-m", "faust", "-A", AGENTS[role], "worker", "-l", "info"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from qim_streams.archive.rules import drop_known, read_batch, read_message
+from qim_streams.archive.rules import drop_known, read_batch, read_message, revision_of
 from qim_streams.errors import RecordError
 from qim_streams.records import OUTBOX_RELAYED, MessageRecord
 from tests.unit.archive.outbox_batches import Record, message, record
@@ -78,3 +78,34 @@ def test_extra_fields_of_a_newer_version_are_kept() -> None:
     newer: MessageRecord = message(1)._replace(extra=("later", 7))
     archived, _ = read_message(record(0, newer))
     assert archived.record == newer.encode()
+
+
+def edited(seq: int, revision: int, body: bytes = b"edited") -> MessageRecord:
+    """A later state of message `seq`."""
+    return message(seq, body=body)._replace(state=1, extra=(revision,))
+
+
+def test_the_revision_is_the_first_extra_field_if_it_is_a_number() -> None:
+    assert revision_of(message(1)) == 0
+    assert revision_of(edited(1, 3)) == 3
+    for other in ("later", -1, 2**32, None, b"1"):
+        assert revision_of(message(1)._replace(extra=(other,))) == 0
+
+
+def test_a_later_revision_replaces_and_an_earlier_one_is_a_repeat() -> None:
+    for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
+        states = [message(1) if revision == 0 else edited(1, revision) for revision in order]
+        reading = read_batch([record(offset, state) for offset, state in enumerate(states)])
+        (kept,) = reading.messages.values()
+        assert (kept.revision, kept.record) == (2, edited(1, 2).encode())
+        assert not reading.poison
+        assert [one.revision for one in drop_known(reading, [edited(1, 1).encode()])] == [2]
+        assert drop_known(reading, [edited(1, 3).encode()]) == []
+
+
+def test_one_revision_with_two_contents_is_poison_and_so_is_another_message() -> None:
+    reading = read_batch([record(0, edited(1, 1)), record(1, edited(1, 1, b"other"))])
+    assert [bad.offset for bad, _ in reading.poison] == [1]
+    stranger = message(2)._replace(conversation_seq=1, extra=(5,))
+    reading = read_batch([record(0, message(1)), record(1, stranger)])
+    assert [bad.offset for bad, _ in reading.poison] == [1]

@@ -14,6 +14,7 @@ import aiohttp
 from aiohttp import web
 
 from qim_streams.errors import ProtocolError, SyncVerdict
+from qim_streams.history.rules import PageQuery, PageWalk, Scope
 from qim_streams.ids import direct_conversation_id, event_id
 from qim_streams.sync.session import SyncSession
 from qim_streams.wire import CODECS, SUBPROTOCOLS
@@ -25,12 +26,15 @@ from qim_streams.wire.frames import (
     Event,
     Frame,
     Goodbye,
+    HistoryBreak,
+    HistoryPage,
     LiveLost,
     MailboxBatch,
     Message,
     OnlineReady,
     Ping,
     Pong,
+    PullHistory,
     PullMailbox,
     PushEvents,
     SendAck,
@@ -68,6 +72,9 @@ class Faults:
     batch_entries: int = 1_000
     sync_delay_ms: int = 0
     drop_group_answers: int = 0
+    refuse_history: dict[str, str] = field(default_factory=dict)  # conversation -> error name, for ever
+    history_page: int = 1_000
+    cut_after_pages: int = 0  # close the socket instead of the answer after so many HISTORY_PAGE
     lose: str = ""  # the message with this client_message_id reaches all but the last member
 
 
@@ -103,6 +110,8 @@ class ScriptedServer:
         self.sends: dict[tuple[str, str], tuple[SendAck, bytes]] = {}
         self.log: dict[str, list[Event]] = defaultdict(list)  # user -> mailbox
         self.members: dict[str, list[str]] = {}
+        self.history: dict[str, list[Message]] = defaultdict(list)  # conversation -> all messages
+        self.before_page: Callable[[PullHistory], object] | None = None
         self.trim = -1
         self.watermark = -1
         self.before_batch: Callable[[Connection], object] | None = None
@@ -135,6 +144,7 @@ class ScriptedServer:
         self.watermark += 1
         message_id = (self.watermark + 1).to_bytes(16, "big")
         message = Message(message_id, conversation, seq, sender, 0, 0, 1_000 + self.watermark, body)
+        self.history[conversation].append(message)
         if own and own == self.faults.lose:
             members = members[:-1]
         for user in members:
@@ -194,6 +204,7 @@ class ScriptedServer:
         handlers = {
             Auth: self._auth,
             PullMailbox: self._pull,
+            PullHistory: self._history,
             SyncComplete: self._complete,
             SendMessage: self._send,
             Ping: self._ping,
@@ -212,6 +223,8 @@ class ScriptedServer:
             await handler(one, frame)
         if type(frame) is PullMailbox:
             one.state.pull_answered()
+        elif type(frame) is PullHistory:
+            one.state.history_answered()
         elif type(frame) not in (Auth, SyncComplete, Ping, Pong):
             one.state.request_answered()
 
@@ -301,6 +314,42 @@ class ScriptedServer:
         if self.faults.cut_after_batches and one.batches >= self.faults.cut_after_batches:
             self.faults.cut_after_batches = 0
             one.socket._writer.transport.abort()  # type: ignore[union-attr]
+
+    async def _history(self, one: Connection, frame: PullHistory) -> None:
+        if self.before_page is not None:
+            result = self.before_page(frame)
+            if asyncio.iscoroutine(result):
+                await result
+        name = self.faults.refuse_history.get(frame.conversation_id)
+        if name is not None:
+            await one.send(error(name, "scripted", frame.rid))
+            return
+        if self.faults.cut_after_pages and len(self.frames(PullHistory)) > self.faults.cut_after_pages:
+            self.faults.cut_after_pages = 0
+            one.socket._writer.transport.abort()  # type: ignore[union-attr]
+            return
+        messages = {one.conversation_seq: one for one in self.history[frame.conversation_id]}
+        last = max(messages, default=0)
+        limit = min(frame.limit, self.faults.history_page)
+        walk = PageWalk(
+            Scope(((0, None),), last, last),
+            PageQuery(frame.direction == "newer", frame.anchor, limit, 1 << 20),
+        )
+        while (span := walk.next_span(1_000)) is not None:
+            walk.take(span, {seq: b"%d" % seq for seq in messages}, ())
+        page = walk.page()
+        await one.send(
+            HistoryPage(
+                frame.rid,
+                frame.conversation_id,
+                [messages[int(body)] for body in page.messages],
+                [HistoryBreak(*part) for part in page.breaks],
+                page.has_more,
+                page.next_anchor,
+                page.oldest_visible_seq,
+                page.latest_seq,
+            )
+        )
 
     async def _complete(self, one: Connection, frame: SyncComplete) -> None:
         try:

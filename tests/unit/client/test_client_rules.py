@@ -8,7 +8,8 @@ import pytest
 
 from qim_streams.client.backoff import backoff_ms, retry_ms
 from qim_streams.client.coverage import Coverage
-from qim_streams.client.inbox import HOLES_MAX, Inbox
+from qim_streams.client.inbox import Inbox
+from qim_streams.client.line import HOLES_MAX
 from qim_streams.client.pulls import RangePull
 from qim_streams.client.sends import Outgoing, SendQueue
 from qim_streams.errors import AdmissionRefused, ProtocolError
@@ -121,6 +122,112 @@ def test_inbox_is_bounded() -> None:
     assert len(inbox._lines["c"].holes) <= HOLES_MAX
 
 
+def message_of(conversation: str, seq: int) -> Event:
+    """As history gives it: no place in the mailbox."""
+    return event(seq, conversation, seq)._replace(mailbox_seq=-1)
+
+
+def seqs(events: list[Event]) -> list[int]:
+    return [one.message.conversation_seq for one in events]
+
+
+def test_inbox_holds_a_conversation_back_until_its_history_was_read() -> None:
+    """§8 (7): pushed, pulled and own events come after the history, whatever the cursor covers by then."""
+    inbox = Inbox({"c": 3, "d": 1})
+    inbox.open_history("c")
+    assert inbox.history == inbox.changed == {"c": 3}
+    assert inbox.pushed([event(20, "c", 9)]) == []
+    assert inbox.pulled([event(19, "c", 8), event(20, "c", 9), event(21, "d", 2)], 21)[0].message == (
+        event(21, "d", 2).message
+    )
+    own = event(0, "c", 10)
+    assert inbox.own("c", 10, own.event_id, own._replace(mailbox_seq=-1)) == []
+    inbox.disconnected()  # the cursor covers 8 and 9: they will not come again
+    assert seqs(inbox.read("c", [message_of("c", 4), message_of("c", 6)], 6)) == [4, 6]
+    assert not inbox.lacks("c")
+    shown, gap = inbox.close_history("c", None)
+    assert (seqs(shown), gap) == ([8, 9, 10], None)
+    assert (inbox.history, inbox.changed, inbox.waiting, inbox.held) == ({}, {"c": None}, 0, 0)
+    assert seqs(inbox.pushed([event(30, "c", 11)])) == [11]
+    assert inbox.counters.reordered == inbox.counters.visible_duplicates == 0
+
+
+def test_inbox_shows_what_history_and_mailbox_both_have_once_with_the_marks_of_both() -> None:
+    """A message that was recalled meanwhile: its state comes from history, its flags from the mailbox."""
+    inbox = Inbox({"c": 3})
+    inbox.open_history("c")
+    live = event(20, "c", 5)._replace(flags=1, mention_type=7)
+    inbox.pushed([live])
+    recalled = message_of("c", 5)
+    recalled = recalled._replace(message=recalled.message._replace(state=2, body=b""))
+    (four, five) = inbox.read("c", [message_of("c", 4), recalled], 5)
+    assert four == message_of("c", 4)
+    assert five == live._replace(message=recalled.message)
+    assert inbox.close_history("c", None) == ([], None)
+    assert inbox.pulled([event(20, "c", 5)], 20) == []
+
+
+def test_inbox_after_the_history_still_waits_for_a_push_that_is_missing() -> None:
+    """What came by push proves nothing about what is before it: an ordinary gap remains."""
+    inbox = Inbox({"c": 3})
+    inbox.open_history("c")
+    inbox.pushed([event(20, "c", 7)])
+    inbox.read("c", [message_of("c", 4)], 4)
+    assert inbox.close_history("c", None) == ([], None)
+    assert inbox.has_gap
+    assert seqs(inbox.pulled([event(18, "c", 5), event(20, "c", 7)], 20)) == [5, 7]
+
+
+def test_inbox_gives_history_up_with_a_gap_and_shows_what_it_has() -> None:
+    inbox = Inbox({"c": 3})
+    inbox.open_history("c")
+    inbox.pushed([event(20, "c", 7), event(22, "c", 9)])
+    shown, gap = inbox.close_history("c", "NOT_MEMBER")
+    assert seqs(shown) == [7, 9]
+    assert gap == ("c", 3, 7, "NOT_MEMBER")
+
+
+def test_inbox_waiting_is_bounded_and_what_could_not_wait_is_read_or_marked() -> None:
+    inbox = Inbox({"c": 1})
+    inbox.open_history("c")
+    inbox.pushed([event(n, "c", n) for n in range(3, 9_000)])
+    assert inbox.waiting == 8_192
+    assert inbox.held == 0
+    assert not inbox.is_full
+    assert inbox.lacks("c")
+    assert len(inbox.read("c", [message_of("c", n) for n in range(2, 9_000)], 8_999)) == 8_998
+    assert not inbox.lacks("c")
+    assert inbox.close_history("c", None) == ([], None)
+    inbox.open_history("c")
+    inbox.pushed([event(n, "c", n) for n in range(9_001, 18_000)])
+    shown, gap = inbox.close_history("c", None)
+    assert (len(shown), gap) == (8_192, ("c", 8_999, None, "LIMIT"))
+
+
+def test_inbox_knows_after_a_restart_what_is_still_to_be_read() -> None:
+    inbox = Inbox({"c": 3}, history={"c": 5, "new": 0})
+    assert inbox.pushed([event(20, "c", 6), event(21, "new", 1)]) == []
+    assert seqs(inbox.read("c", [message_of("c", 6)], 6)) == [6]
+    assert seqs(inbox.read("new", [message_of("new", 1)], 1)) == [1]
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_inbox_suspects_a_past_of_what_it_meets_only_when_told(own: bool) -> None:
+    """An ack may repeat an old one: there, seq 1 says nothing about what follows it."""
+    inbox = Inbox()
+    inbox.pushed([event(0, "a", 5)])
+    assert inbox.history == {}
+    inbox.reads_unknown = True
+    first = event(1, "b", 1)
+    if own:
+        assert inbox.own("b", 1, first.event_id, first) == []
+        assert inbox.history == {"b": 0}
+    else:
+        assert seqs(inbox.pushed([first])) == [1]
+    assert inbox.pushed([event(9, "c", 2)]) == []
+    assert "c" in inbox.history
+
+
 # -- pulls
 
 
@@ -183,6 +290,11 @@ def test_pull_refuses_answers_without_progress_or_out_of_range(
 # -- sends
 
 
+def add(queue: SendQueue, message: Outgoing) -> None:
+    queue.admit(message)
+    queue.queue(message)
+
+
 def ack_of(frame: SendMessage) -> SendAck:
     return SendAck(frame.rid, frame.client_message_id, "c", b"." * 16, 1, 1)
 
@@ -196,7 +308,7 @@ def test_every_send_is_settled_once_and_in_order(seed: int, per_conversation: in
     accepted: dict[str, list[str]] = defaultdict(list)  # what the server took, first time, per conversation
     settled: list[str] = []
     for n in range(200):
-        queue.add(Outgoing(f"m{n}", b"", f"c{random.randrange(5)}", None))
+        add(queue, Outgoing(f"m{n}", b"", f"c{random.randrange(5)}", None))
     open_frames: list[SendMessage] = []
     now = 0
     while len(queue):
@@ -232,8 +344,8 @@ def test_every_send_is_settled_once_and_in_order(seed: int, per_conversation: in
 def test_a_final_refusal_settles_and_the_next_goes_on() -> None:
     queue = SendQueue(16, 1, 10, 1_000)
     rids = count(1)
-    queue.add(Outgoing("a", b"", "c", None))
-    queue.add(Outgoing("b", b"", "c", None))
+    add(queue, Outgoing("a", b"", "c", None))
+    add(queue, Outgoing("b", b"", "c", None))
     (first,) = queue.frames(0, lambda: next(rids))
     refused = queue.refused(error("NOT_MEMBER", "", first.rid), 0, 0.5)
     assert refused is not None
@@ -244,12 +356,12 @@ def test_a_final_refusal_settles_and_the_next_goes_on() -> None:
 
 def test_the_queue_is_bounded_and_refuses_a_second_use_of_an_id() -> None:
     queue = SendQueue(16, 1, 2, 1_000)
-    queue.add(Outgoing("a", b"", "c", None))
+    add(queue, Outgoing("a", b"", "c", None))
     with pytest.raises(AdmissionRefused, match="CONFLICT"):
-        queue.add(Outgoing("a", b"", "c", None))
-    queue.add(Outgoing("b", b"", None, "bob"))
+        add(queue, Outgoing("a", b"", "c", None))
+    add(queue, Outgoing("b", b"", None, "bob"))
     with pytest.raises(AdmissionRefused, match="OVERLOADED") as caught:
-        queue.add(Outgoing("x", b"", "c", None))
+        add(queue, Outgoing("x", b"", "c", None))
     assert caught.value.retry_after_ms == 1_000
 
 

@@ -11,7 +11,6 @@ from qim_streams.client import (
     ClientOptions,
     MemoryStore,
     QimClient,
-    RebuildRequired,
     SqliteStore,
     SyncFinished,
 )
@@ -56,10 +55,12 @@ class Screen:
 def client_of(
     server: ScriptedServer, user: str, screen: Screen | None = None, **options: object
 ) -> QimClient:
-    extra = {name: options.pop(name) for name in ("store", "on_rebuild", "device") if name in options}
+    extra = {
+        name: options.pop(name) for name in ("store", "token", "conversations", "device") if name in options
+    }
     return QimClient(
         server.url,
-        user,
+        extra.pop("token", user),  # type: ignore[arg-type]
         str(extra.pop("device", f"{user}-1")),
         options=ClientOptions(**{**FAST, **options}),  # type: ignore[arg-type]
         on_deliveries=screen,
@@ -269,26 +270,6 @@ async def test_rebase_takes_the_new_cursor(server: ScriptedServer) -> None:
     assert [one.mailbox_cursor for one in server.frames(Auth)] == [None, "c.0", "c.-1"]
 
 
-async def test_expired_cursor_keeps_messages_and_calls_rebuild(server: ScriptedServer) -> None:
-    store, screen = MemoryStore(), Screen()
-    rebuilt: list[str] = []
-
-    async def rebuild(client: QimClient) -> None:
-        assert client.is_online
-        rebuilt.append(client.user_id)
-
-    async with client_of(server, "ann", screen, store=store) as ann:
-        await server.publish(ROOM, "bob", b"1", BOTH)
-        await eventually(lambda: screen.bodies == [b"1"])
-    server.faults.expire = True
-    async with client_of(server, "ann", screen, store=store, on_rebuild=rebuild) as ann:
-        await eventually(lambda: rebuilt == ["ann"] and not ann.rebuild_pending)
-        assert screen.count(RebuildRequired) == 1
-        assert not store.load().rebuild_pending
-    assert [one.message.body for one in store.messages(ROOM, 10)] == [b"1"]
-    assert [one.mailbox_cursor for one in server.frames(Auth)] == [None, "c.-1", None]
-
-
 async def test_live_lost_pulls(server: ScriptedServer) -> None:
     screen = Screen()
     async with client_of(server, "ann", screen):
@@ -366,7 +347,7 @@ async def test_goodbye_is_followed_by_another_connection(server: ScriptedServer)
 
 async def test_a_silent_server_is_left(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A13: the socket is open and nobody is there."""
-    monkeypatch.setattr("qim_streams.client.session.PEER_DEAD_MS", 100)
+    monkeypatch.setattr("qim_streams.client.heartbeat.PEER_DEAD_MS", 100)
     server.faults.ignore_pings = True
     async with client_of(server, "ann", close_timeout_s=0.1) as ann:
         await eventually(lambda: server.accepted >= 2)
@@ -393,12 +374,12 @@ async def test_a_slow_application_stops_the_reading(server: ScriptedServer) -> N
     async with client_of(server, "ann", events_max=10) as ann:
         for n in range(300):
             await server.publish(ROOM, "bob", str(n).encode(), BOTH)
-        await eventually(lambda: len(ann._deliveries) >= 10)
+        await eventually(lambda: len(ann._stream._queue) >= 10)
         bodies = []
         async for one in ann.events():
             if type(one) is Event:
                 bodies.append(one.message.body)
-            assert len(ann._deliveries) <= 12
+            assert len(ann._stream._queue) <= 12
             if len(bodies) == 300:
                 break
     assert bodies == [str(n).encode() for n in range(300)]

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -96,29 +97,32 @@ async def test_a_restart_takes_its_partitions_back_at_once(world: World) -> None
             assert (await two.writer.send(request)).status is SendStatus.COMMITTED
 
 
-async def test_nothing_touches_members_before_a_partition_has_recovered(world: World) -> None:
+@pytest.mark.parametrize("step", ["repair.run", "replay.run", "relay.drain"])
+async def test_nothing_touches_members_before_a_partition_has_recovered(world: World, step: str) -> None:
     """T-R2: a change on top of what the store forgot would take the version of one that the log has, and
-    rows written from it would hide the newer ones from the replay."""
-    recovering, settled = asyncio.Event(), list[int]()
+    rows written from it would hide the newer ones from the replay. Whichever step recovery hangs in."""
+    recovering, reached, settled = asyncio.Event(), set[int](), list[int]()
 
     def hold_back(rig: WriterRig) -> None:
-        repair = rig.writer._services.repair
-        repaired = repair.run
+        name, method = step.split(".")
+        service = getattr(rig.writer._services, name)
+        recover = getattr(service, method)
 
-        async def run(partition: int, epoch: int) -> int:
+        async def held(partition: int, *more: Any) -> int:
+            reached.add(partition)
             await recovering.wait()
-            return await repaired(partition, epoch)
+            return int(await recover(partition, *more))
 
         async def settle(partition: int, _: int) -> int:
             settled.append(partition)
             return 0
 
-        repair.run = run  # type: ignore[method-assign]
+        setattr(service, method, held)
         rig.changes.settle_all = settle  # type: ignore[method-assign]
 
     chats = [f"c{number}" for number in range(50)]
     async with world.writer("a", prepare=hold_back) as (rig, ownership):
-        await eventually(lambda: len(ownership.keeper.held) == PARTITIONS)
+        await eventually(lambda: len(ownership.keeper.held) == len(reached) == PARTITIONS)
         for _ in range(100):
             await asyncio.sleep(0)  # every task that wants to has its turn
         assert settled == []
@@ -126,3 +130,13 @@ async def test_nothing_touches_members_before_a_partition_has_recovered(world: W
         recovering.set()
         await eventually(lambda: sorted(settled) == list(range(PARTITIONS)))
         assert None not in [rig.writer.epoch_of("t", chat) for chat in chats]
+
+
+async def test_the_grant_before_does_not_count_as_recovered(world: World) -> None:
+    """T-R2: a lane that served under an older epoch says nothing about the store as it is now."""
+    async with world.writer("a") as (rig, ownership):
+        await eventually(lambda: len(rig.writer.ready) == PARTITIONS)
+        grant = ownership.keeper.grant_of("ob:3")
+        assert grant is not None
+        assert rig.writer.serves(3, grant.epoch)
+        assert not rig.writer.serves(3, grant.epoch + 1)

@@ -67,7 +67,7 @@ class Mailbox:
         if self.reads <= self.failures:
             raise self.error or StoreUnavailable("away")
         found = [event(seq) for seq in self.seqs if after_seq < seq <= up_to_seq]
-        return PullResult(found, up_to_seq, up_to_seq, False)
+        return PullResult(found, up_to_seq, up_to_seq, False, 1)
 
 
 def made(mailbox: Mailbox) -> tuple[LiveFeed, FakeTransport]:

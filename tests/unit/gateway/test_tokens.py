@@ -16,11 +16,13 @@ from pydantic import SecretStr
 
 from qim_streams import limits
 from qim_streams.errors import ConfigError, ProtocolError
-from qim_streams.gateway.tokens import TokenVerifier, mint_token
+from qim_streams.gateway.tokens import TokenVerifier, key_id, mint_token
 from qim_streams.settings import Settings
 
 SECRET, OLD = "s" * 40, "o" * 40
-VERIFIER = TokenVerifier({"HS256": [(None, SECRET.encode()), (None, OLD.encode())]}, "qim", 30)
+VERIFIER = TokenVerifier.from_settings(
+    Settings(jwt_secret=SecretStr(SECRET), jwt_secret_previous=SecretStr(OLD), jwt_leeway_s=30)
+)
 
 
 def claims(**changes: Any) -> dict[str, Any]:
@@ -46,6 +48,54 @@ def test_minted_tokens_are_good_and_keys_rotate() -> None:
     for ttl, user in ((0, "ben"), (limits.TOKEN_TTL_MAX_S + 1, "ben"), (60, "b n")):
         with pytest.raises(ValueError, match=r"ttl|id"):
             mint_token(SECRET.encode(), "qim", "acme", user, ttl, now)
+
+
+def test_rotation_step_by_step() -> None:
+    """P19: the next secret is accepted first, then used, then alone; at no step is a good token refused."""
+    now = int(time.time())
+    old = mint_token(OLD.encode(), "qim", "acme", "ben", 60, now)[0]
+    new = mint_token(SECRET.encode(), "qim", "acme", "ben", 60, now)[0]
+    steps = [
+        ((OLD, ""), {old}),
+        ((OLD, SECRET), {old, new}),
+        ((SECRET, OLD), {old, new}),
+        ((SECRET, ""), {new}),
+    ]
+    for (current, other), good in steps:
+        settings = Settings(jwt_secret=SecretStr(current), jwt_secret_previous=SecretStr(other))
+        verifier = TokenVerifier.from_settings(settings)
+        for token in (old, new):
+            if token in good:
+                assert verifier.verify(token).user_id == "ben"
+            else:
+                assert refused(verifier, token) == "BAD_TOKEN"
+
+
+def test_a_named_secret_is_the_only_one_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our key ids: one signature at most, none for a removed secret; other names: each secret is tried."""
+    tried: list[bytes] = []
+    decode = jwt.decode
+
+    def count(token: str, key: bytes, **options: Any) -> Any:
+        tried.append(key)
+        return decode(token, key, **options)
+
+    monkeypatch.setattr(jwt, "decode", count)
+    for secret, kid, keys in (
+        (OLD, key_id(OLD.encode()), [OLD]),
+        ("r" * 40, key_id(b"r" * 40), []),
+        (OLD, key_id(SECRET.encode()), [SECRET]),
+        (OLD, "issuer-7", [SECRET, OLD]),
+        (OLD, None, [SECRET, OLD]),
+    ):
+        tried.clear()
+        headers = {} if kid is None else {"kid": kid}
+        token = jwt.encode(claims(), secret, algorithm="HS256", headers=headers)
+        if keys and keys[-1] == secret:
+            assert VERIFIER.verify(token).user_id == "ben"
+        else:
+            assert refused(VERIFIER, token) == "BAD_TOKEN"
+        assert tried == [key.encode() for key in keys]
 
 
 def test_every_flipped_bit_is_refused() -> None:

@@ -27,6 +27,16 @@ def test_round_trip_and_rotation() -> None:
     assert CursorSigner(OLD).open(SIGNER.issue(ADDRESS, 7, 5), ADDRESS) is None
 
 
+def test_rotation_step_by_step() -> None:
+    """P19: the next key is accepted first, then used, then alone; a removed key opens nothing."""
+    old, new = CursorSigner(OLD).issue(ADDRESS, 7, 5), CursorSigner(KEY).issue(ADDRESS, 7, 5)
+    steps = [((OLD, None), [old]), ((OLD, KEY), [old, new]), ((KEY, OLD), [old, new]), ((KEY, None), [new])]
+    for keys, good in steps:
+        signer = CursorSigner(*keys)
+        assert [token for token in (old, new) if signer.open(token, ADDRESS)] == good
+        assert signer.issue(ADDRESS, 7, 5) == (new if keys[0] == KEY else old)
+
+
 @pytest.mark.parametrize(
     "other",
     [

@@ -80,8 +80,8 @@ async def test_an_empty_answer_covers_the_range() -> None:
     """A range without entries is an honest success; an empty range tells W."""
     world = await world_of(1, (2, 0), (3, 0))
     result = await service(world).pull(ADDRESS, 1, 3, 10, 10**6)
-    assert result == PullResult([], 3, 3, False)
-    assert await service(world).pull(ADDRESS, 3, 3, 10, 10**6) == PullResult([], 3, 3, False)
+    assert result == PullResult([], 3, 3, False, 1)
+    assert await service(world).pull(ADDRESS, 3, 3, 10, 10**6) == PullResult([], 3, 3, False, 1)
 
 
 async def test_nothing_above_the_watermark() -> None:

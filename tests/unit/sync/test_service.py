@@ -4,7 +4,7 @@ import pytest
 
 from qim_streams.errors import SyncVerdict
 from qim_streams.sync.cursor import CursorSigner
-from qim_streams.sync.service import PENDING_ROWS_MAX, SameLogBoundaries, SyncService
+from qim_streams.sync.service import PENDING_ROWS_MAX, SyncService
 from tests.support.mailbox_world import ADDRESS, MailboxWorld
 
 SIGNER = CursorSigner(b"k" * 32)
@@ -12,7 +12,7 @@ SIGNER = CursorSigner(b"k" * 32)
 
 def service(world: MailboxWorld) -> SyncService:
     """The service over the world."""
-    return SyncService(world.store, world.epochs, SameLogBoundaries(), SIGNER)
+    return SyncService(world.store, world.epochs, world.epochs, SIGNER)
 
 
 async def world_of(count: int) -> MailboxWorld:
@@ -78,7 +78,7 @@ async def test_lost_positions_are_expired() -> None:
     """Nobody knows what the change of epoch did: rebuild, never AUTH_OK."""
 
     class Unknown:
-        async def boundary(self, shard: int, from_epoch: int, to_epoch: int) -> int | None:
+        async def boundary(self, shard: int, lane: int, from_epoch: int, to_epoch: int) -> int | None:
             return None
 
     world = await world_of(5)

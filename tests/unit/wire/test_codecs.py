@@ -13,6 +13,8 @@ from qim_streams.wire.frames import (
     CLIENT_FRAMES,
     Auth,
     Event,
+    HistoryBreak,
+    HistoryPage,
     MailboxBatch,
     Message,
     Ping,
@@ -63,6 +65,17 @@ def test_composed_frames_equal_encoded_ones(codec: Codec) -> None:
             batch = codec.encode_batch(5, encoded, 1400, 2**40, cursor is None, cursor)
             expected = MailboxBatch(5, events, 1400, 2**40, cursor is None, cursor)
             assert codec.decode_server(batch) == expected
+
+
+@BOTH
+def test_a_composed_history_page_equals_an_encoded_one(codec: Codec) -> None:
+    """HISTORY_PAGE put together from common bodies reads as if encoded whole."""
+    bodies = [common_body(_record(b"b%d" % number)) for number in range(300)]
+    for count in (0, 1, 15, 16, 300):
+        messages = [Message(b"m" * 16, "c1", 7, "ann", 0, 0, 99, b"b%d" % number) for number in range(count)]
+        page = HistoryPage(5, "c1", [], [HistoryBreak(3, 2**40, "unused")], count == 1, 2**41, 1, 2**42)
+        data = codec.encode_history(page, bodies[:count])
+        assert codec.decode_server(data) == page._replace(messages=messages)
 
 
 def test_common_body_is_copied_untouched() -> None:

@@ -9,7 +9,7 @@ from qim_streams import limits
 from qim_streams.errors import InvariantViolation
 from qim_streams.wire.connection import ServerConnection, State
 from qim_streams.wire.examples import CLIENT_EXAMPLES
-from qim_streams.wire.frames import Auth, Ping, Pong, PullMailbox, SendMessage, SyncComplete
+from qim_streams.wire.frames import Auth, Ping, Pong, PullHistory, PullMailbox, SendMessage, SyncComplete
 
 AUTH = Auth(1, "t", "d")
 REQUESTS_MAX = 3
@@ -63,10 +63,11 @@ def test_auth_may_be_tried_again_a_few_times() -> None:
 
 
 def test_windows() -> None:
-    """Four pulls, the given number of requests, one SYNC_COMPLETE; an answer makes room."""
+    """Four pulls, four history pages, a number of requests, one SYNC_COMPLETE; an answer makes room."""
     connection = in_state(State.SYNCING)
     for frame, most, code in (
         (PullMailbox(1, 0, 1), limits.PULL_WINDOW, "PULL_WINDOW_EXCEEDED"),
+        (PullHistory(1, "c", "newer"), limits.HISTORY_WINDOW, "TOO_MANY_IN_FLIGHT"),
         (SendMessage(1, "m", b"", "c"), REQUESTS_MAX, "TOO_MANY_IN_FLIGHT"),
         (SyncComplete(1, 0), 1, "SYNC_INCOMPLETE"),
     ):
@@ -75,9 +76,11 @@ def test_windows() -> None:
         assert refusal is not None
         assert (refusal.name, refusal.temporary) == (code, True)
     connection.pull_answered()
+    connection.history_answered()
     connection.request_answered()
     connection.completion_refused()
     assert connection.receive(PullMailbox(1, 0, 1)) is None
+    assert connection.receive(PullHistory(1, "c", "older")) is None
     assert connection.receive(SendMessage(1, "m", b"", "c")) is None
     assert connection.receive(SyncComplete(1, 0)) is None
 
@@ -87,6 +90,8 @@ def test_an_answer_too_many_is_a_bug() -> None:
     connection = in_state(State.SYNCING)
     with pytest.raises(InvariantViolation):
         connection.pull_answered()
+    with pytest.raises(InvariantViolation):
+        connection.history_answered()
     with pytest.raises(InvariantViolation):
         in_state(State.ONLINE).request_answered()
     with pytest.raises(InvariantViolation):
@@ -126,10 +131,14 @@ def test_any_walk_keeps_the_counts() -> None:
                 rng.choice((connection.auth_accepted, connection.auth_refused))()
             if connection.pulls and rng.random() < 0.4:
                 connection.pull_answered()
+            if connection.histories and rng.random() < 0.4:
+                connection.history_answered()
             if connection.requests and rng.random() < 0.4:
                 connection.request_answered()
             if connection.authenticated and rng.random() < 0.1:
                 rng.choice((connection.completion_accepted, connection.completion_refused))()
             assert 0 <= connection.pulls <= limits.PULL_WINDOW
+            assert 0 <= connection.histories <= limits.HISTORY_WINDOW
             assert 0 <= connection.requests <= REQUESTS_MAX
-            assert not (connection.pulls or connection.requests) or connection.authenticated
+            unanswered = connection.pulls + connection.histories + connection.requests
+            assert not unanswered or connection.authenticated

@@ -1,0 +1,45 @@
+"""The measurement programs of ``tests/perf`` on real servers, as small as they go: they must not rot.
+
+No figure is held against anything; the programs themselves fail when something is lost, doubled or stuck.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.perf import backlog, commit_cost, memory
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+
+def test_a_backlog_through_ours_and_the_baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = tmp_path / "told.json"
+    argv = ["--messages", "3000", "--baseline", "1000", "--users", "100", "--quick", "--json", str(told)]
+    assert backlog.main(argv) == 0, capsys.readouterr().err
+    figures = json.loads(told.read_text())
+    assert [row["messages"] for row in figures["drains"]] == [3_000, 1_000]
+    assert figures["ratio"] > 0
+    assert "the stock style takes" in capsys.readouterr().out
+
+
+def test_a_backlog_of_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Groups of more members than travel inside a record, so that bitmaps are read."""
+    argv = ["--messages", "1000", "--workload", "group:40", "--users", "100", "--apart", "--quick"]
+    assert backlog.main(argv) == 0, capsys.readouterr().err
+    assert "ours: mailbox" in capsys.readouterr().out
+
+
+def test_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = tmp_path / "told.json"
+    argv = ["--messages", "2000", "--users", "100", "--quick", "--json", str(told)]
+    assert memory.main(argv) == 0, capsys.readouterr().err
+    weights = json.loads(told.read_text())["redis_bytes"]
+    assert weights["message"] > 128  # the body alone
+    assert weights["entry"] > 16
+
+
+def test_commit_cost(tmp_path: Path) -> None:
+    told = tmp_path / "told.json"
+    assert commit_cost.main(["--messages", "1000", "--members", "10,100", "--json", str(told)]) == 0
+    assert [row["name"] for row in json.loads(told.read_text())["members"]] == ["group of 10", "group of 100"]
