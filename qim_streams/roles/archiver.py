@@ -23,7 +23,7 @@ from qim_streams.archive.ports import Archive
 from qim_streams.archive.redis_hot import RedisHotRecords
 from qim_streams.archive.service import HistoryArchiver
 from qim_streams.archive.trimmer import HotTierTrimmer, TrimPolicy
-from qim_streams.errors import InvariantViolation
+from qim_streams.errors import InvariantViolation, StoreError
 from qim_streams.log_ports import LogBatch
 from qim_streams.redis_tier import RedisClient, connect
 from qim_streams.roles.poison import PoisonLetters
@@ -119,7 +119,10 @@ class _ArchiverRole:
         """The archive watermark of every Outbox partition, for the web view."""
         if self._archive is None:
             return Page({"error": "the archive is not open yet"}, 503)
-        found = [await self._archive.watermark(partition) for partition in range(partitions)]
+        try:
+            found = [await self._archive.watermark(partition) for partition in range(partitions)]
+        except StoreError as error:
+            return Page({"error": str(error)}, 503)
         return Page({"archive": self._settings.archive, "watermarks": found})
 
 
