@@ -31,7 +31,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 from aiokafka.errors import ConsumerStoppedError
 from faust.transport.drivers import aiokafka as driver
@@ -75,11 +75,9 @@ class StreamConsumer(driver.Consumer):
         self._quiescing = asyncio.Lock()
         self.starts = PartitionStarts(self)
         self.watch = ConsumerWatch(self)
-        role = self.spec.role
+        role, outcomes = self.spec.role, ("ok", "refused", "late")
         self._branch = {name: metrics.CHUNKS.labels(role, name) for name in _BRANCHES}
-        self._commits = {
-            outcome: metrics.COMMITS.labels(role, outcome) for outcome in ("ok", "refused", "late")
-        }
+        self._commits = {outcome: metrics.COMMITS.labels(role, outcome) for outcome in outcomes}
 
     def _new_consumer_thread(self) -> StreamConsumerThread:
         return StreamConsumerThread(self, loop=self.loop, beacon=self.beacon)
@@ -146,16 +144,14 @@ class StreamConsumer(driver.Consumer):
             tp = TP(topic, chunk.partition)
             self.positions[tp] = chunk.records[-1].offset + 1
             self.deliveries[tp] = self.deliveries.get(tp, 0) + 1
-        self.branches["delivered"] += len(chunks)
-        self._branch["delivered"].inc(len(chunks))
-        tp = TP(topic, chunks[-1].partition)
+        self._note("delivered", len(chunks))
         message = self._to_message(tp, chunks[-1].records[-1])
         message.key, message.value = None, tuple(chunks)
         return tp, message
 
-    def _note(self, branch: str) -> None:
-        self.branches[branch] += 1
-        self._branch[branch].inc()
+    def _note(self, branch: str, count: int = 1) -> None:
+        self.branches[branch] += count
+        self._branch[branch].inc(count)
 
     async def _drain_messages(self, fetcher: Any) -> None:
         """Give what `getmany` yields to Faust's conductor; Faust's loop without its cost per message.
@@ -188,8 +184,7 @@ class StreamConsumer(driver.Consumer):
             await asyncio.sleep(_IDLE_S)
             return []
         wait_s = _POLL_S if len(ready) == len(active) else _POLL_PRESSED_S
-        drained: list[Drained] = await self._thread.fetch(ready, wait_s)
-        return drained
+        return cast("list[Drained]", await self._thread.fetch(ready, wait_s))
 
     def _is_full(self, tp: TP) -> bool:
         lanes = self.lanes.get(tp.topic)
@@ -240,13 +235,12 @@ class StreamConsumer(driver.Consumer):
 
     def changelog_seek_number(self, tp: TP) -> int:
         """Number a seek of recovery; called in the consumer thread, while the flow is stopped."""
-        number = self._seek_floor[tp] = next(self._seek_counter)
-        return number
+        self._seek_floor[tp] = next(self._seek_counter)
+        return self._seek_floor[tp]
 
     def fetch_position(self, tp: TP) -> int | None:
         """The next offset that the driver will ask for; None when unknown."""
-        position: int | None = self._thread.fetch_position(tp)
-        return position
+        return cast("int | None", self._thread.fetch_position(tp))
 
     # -- point 3: starts
 
@@ -343,13 +337,8 @@ class StreamConsumer(driver.Consumer):
         self.deliveries.clear()
         self.watch.reset()
         metrics.DRAIN_SECONDS.labels(self.spec.role).observe(loop.time() - started)
-        log.info(
-            "assignment %d ended (%s) in %.3f s; chunks so far: %s",
-            self.epoch - 1,
-            reason,
-            loop.time() - started,
-            dict(self.branches),
-        )
+        took_s, chunks = loop.time() - started, dict(self.branches)
+        log.info("assignment %d ended (%s) in %.3f s; chunks: %s", self.epoch - 1, reason, took_s, chunks)
 
     async def _last_commit(self, deadline: float) -> None:
         left = min(_COMMIT_TIMEOUT_S, max(0.1, deadline - asyncio.get_running_loop().time()))
@@ -395,8 +384,7 @@ class StreamConsumer(driver.Consumer):
 
     async def log_ends(self, tps: Iterable[TP], timeout_s: float) -> dict[TP, int]:
         """The next offset to be written, per partition; TimeoutError or KafkaError when it cannot be had."""
-        ends: dict[TP, int] = await self._thread.log_ends(tps, timeout_s)
-        return ends
+        return cast("dict[TP, int]", await self._thread.log_ends(tps, timeout_s))
 
     def view(self, tp: TP, end: int | None) -> PartitionView:
         """What the watchdog should know of an owned source partition that ends at `end`."""
