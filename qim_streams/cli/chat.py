@@ -1,30 +1,48 @@
 """``qim chat``: two people, or a group, talk in terminals.
 
-Typed lines are sent at once; each shows when it is durable. Incoming lines show sender, time and seq.
-What the mailbox holds of the conversation comes first; with --store only what was missed since last time.
+Typed lines are kept in the store and sent as soon as that is possible, also by the next ``qim chat``;
+each shows when it is durable. Incoming lines show sender, time and seq. The store is a file per stack,
+user and device; with ``--store memory`` the device is forgotten at the end.
 """
 
 import asyncio
 import os
+import secrets
 import sys
 from collections.abc import AsyncIterator
 from datetime import datetime
 from pathlib import Path
 
 import click
+from blake3 import blake3
 
 from qim_streams.cli.connect import client_of, connected, stack_options
 from qim_streams.cli.connect import run as run_command
 from qim_streams.cli.tail import printable
-from qim_streams.client import QimClient, RebuildRequired, SendReceipt, SqliteStore, SyncFinished, SyncStarted
+from qim_streams.client import (
+    Delivery,
+    Disconnected,
+    LocalStore,
+    MemoryStore,
+    QimClient,
+    RebuildFinished,
+    RebuildRequired,
+    SendFailed,
+    SqliteStore,
+    SyncFinished,
+    SyncStarted,
+)
 from qim_streams.client.discovery import StackAddress
-from qim_streams.errors import AdmissionRefused, ConfigError, QimError
+from qim_streams.errors import AdmissionRefused, ConfigError
 from qim_streams.ids import direct_conversation_id, is_text_id
 from qim_streams.wire.frames import Event
 
 HELP = "/who members  /quit end (also Ctrl-D)  /help this; everything else is sent"
 LINE_BYTES_MAX = 65_536
 FINISH_S = 5.0
+FINISH_STEP_S = 0.02
+EARLIER = 10  # kept messages that are shown at the start
+IN_MEMORY = "memory"
 
 
 @click.command()
@@ -33,7 +51,9 @@ FINISH_S = 5.0
 @click.option("--group", "conversation", help="or the group")
 @click.option("--device", default="terminal", show_default=True, help="device id")
 @click.option(
-    "--store", "store_path", type=click.Path(path_type=Path), help="file that remembers this device"
+    "--store",
+    metavar="FILE",
+    help="what remembers this device: a file, or memory; default: a file beside the stack's state",
 )
 @click.option("--token", envvar="QIM_TOKEN", hidden=True)
 @stack_options
@@ -42,7 +62,7 @@ def chat(
     to_user: str | None,
     conversation: str | None,
     device: str,
-    store_path: Path | None,
+    store: str | None,
     token: str | None,
     address: StackAddress,
 ) -> None:
@@ -52,28 +72,56 @@ def chat(
     for name, value in (("--user", user), ("--to", to_user), ("--group", conversation)):
         if value is not None and not is_text_id(value):
             raise ConfigError(f"{name} {value!r} is not an id; use letters, digits and . _ @ ~ -")
-    store = SqliteStore(store_path) if store_path is not None else None
-    client = client_of(address, user, device, token=token, first_sync="mailbox", store=store)
+    kept = open_store(store, address, user, device)
+    client = client_of(address, user, device, token=token, first_sync="mailbox", store=kept)
     place = conversation or direct_conversation_id(address.require_tenant(), user, to_user or "")
-    run_command(Chat(client, user, place, to_user).run())
+    run_command(Chat(client, kept, user, place, to_user).run())
+
+
+def open_store(wanted: str | None, address: StackAddress, user: str, device: str) -> LocalStore:
+    """The store that --store names, or the usual file. ConfigError names the file that cannot be used.
+
+    The usual file belongs to one stack: a new stack begins its numbers anew, and what is kept of an old
+    one would hide the new messages.
+    """
+    if wanted == IN_MEMORY:
+        return MemoryStore()
+    if wanted is not None:
+        return SqliteStore(Path(wanted))
+    if address.home:
+        directory = Path(address.home) / "chat"
+    else:
+        directory = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "qim" / "chat"
+    identity = "\0".join((address.gateway_url, address.tenant, user, device))
+    name = f"{user[:40]}.{device[:40]}.{blake3(identity.encode()).hexdigest(8)}.db"
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise ConfigError(f"{directory}: {error}; give --store FILE, or --store memory") from None
+    return SqliteStore(directory / name)
 
 
 class Chat:
     """One terminal in one conversation; messages of others are announced with their conversation."""
 
-    def __init__(self, client: QimClient, user: str, place: str, to_user: str | None) -> None:
-        self._client, self._user, self._place, self._to_user = client, user, place, to_user
+    def __init__(
+        self, client: QimClient, store: LocalStore, user: str, place: str, to_user: str | None
+    ) -> None:
+        self._client, self._store, self._user, self._place = client, store, user, place
+        self._to_user = to_user
         self._syncing = True
-        self._unsettled = 0
-        self._settled = asyncio.Event()
+        self._printed: set[bytes] = set()  # of the earlier messages
+        self._texts: dict[str, str] = {}  # typed here, not settled
 
     async def run(self) -> None:
         """Until /quit, the end of the input, or the end of the session."""
         listener: asyncio.Task[None] | None = None
         try:
+            self._show_earlier()
             click.echo(f"-- connecting as {self._user} ...")
-            await connected(self._client)
+            self._client.start()
             listener = asyncio.create_task(self._listen())
+            await connected(self._client)
             typing = asyncio.create_task(self._type())
             done, _ = await asyncio.wait({listener, typing}, return_when=asyncio.FIRST_COMPLETED)
             typing.cancel()
@@ -85,27 +133,53 @@ class Chat:
                 listener.cancel()
             await self._client.close()
 
+    def _show_earlier(self) -> None:
+        for event in self._store.messages(self._place, EARLIER):
+            self._printed.add(event.event_id)
+            self._show(event)
+        if self._client.unsent:
+            click.echo(f"-- {self._client.unsent} messages of last time wait to be sent")
+
     async def _listen(self) -> None:
         async for one in self._client.events():
-            if type(one) is Event:
+            if type(one) is not Event:
+                self._mark(one)
+            elif one.event_id not in self._printed:
                 self._show(one)
-            elif type(one) is SyncStarted:
-                self._syncing = True
-            elif type(one) is SyncFinished:
-                self._syncing = False
-                click.echo(f"-- online. {HELP}")
-            elif type(one) is RebuildRequired:
-                click.echo("-- older messages may be missing here")
+
+    def _mark(self, one: Delivery) -> None:
+        if isinstance(one, SyncStarted):
+            self._syncing = True
+            if one.pending_entry_count_hint:
+                click.echo(f"-- syncing: about {one.pending_entry_count_hint} messages came meanwhile")
+        elif isinstance(one, SyncFinished):
+            self._syncing = False
+            click.echo(f"-- online. {HELP}")
+        elif isinstance(one, Disconnected):
+            click.echo(f"-- not connected ({one.reason}); trying again. What you type is kept.")
+        elif isinstance(one, RebuildRequired):
+            click.echo("-- away for too long: missed messages are read from history")
+        elif isinstance(one, RebuildFinished):
+            for gap in one.gaps:
+                click.echo(
+                    f"-- {gap.conversation_id}: messages after #{gap.after_seq} may be missing ({gap.reason})"
+                )
+        elif isinstance(one, SendFailed):
+            text = self._texts.pop(one.client_message_id, one.client_message_id)
+            click.echo(f"-- not sent: {printable(text.encode())} ({one.code}: {one.detail})")
 
     def _show(self, event: Event) -> None:
         message = event.message
         here = message.conversation_id == self._place
-        typed_here = message.sender_id == self._user and event.mailbox_seq < 0  # its receipt shows it
-        if typed_here or (self._syncing and not here):
+        if self._syncing and not here:
             return
         at = datetime.fromtimestamp(message.committed_at / 1_000).strftime("%H:%M:%S")
+        mine = message.sender_id == self._user
+        who = "you" if mine else message.sender_id
         where = "" if here else f" in {message.conversation_id}"
-        click.echo(f"{at} #{message.conversation_seq} {message.sender_id}{where}: {printable(message.body)}")
+        sent = "  [sent]" if mine else ""
+        self._texts.pop(event.client_message_id or "", None)
+        click.echo(f"{at} #{message.conversation_seq} {who}{where}: {printable(message.body)}{sent}")
 
     async def _type(self) -> None:
         async for line in _lines():
@@ -119,23 +193,18 @@ class Chat:
             elif text.startswith("/"):
                 click.echo(f"-- unknown command {printable(text.encode())}; {HELP}")
             elif text:
-                self._send(text)
+                await self._send(text)
 
-    def _send(self, text: str) -> None:
-        def settled(result: SendReceipt | QimError) -> None:
-            self._unsettled -= 1
-            self._settled.set()
-            if isinstance(result, SendReceipt):
-                at = datetime.fromtimestamp(result.committed_at / 1_000).strftime("%H:%M:%S")
-                click.echo(f"{at} #{result.conversation_seq} you: {printable(text.encode())}  [sent]")
-            else:
-                click.echo(f"-- not sent: {result}")
-
+    async def _send(self, text: str) -> None:
         to_user, place = (self._to_user, None) if self._to_user is not None else (None, self._place)
+        name = secrets.token_hex(16)
+        self._texts[name] = text
         try:
-            self._client.submit(text.encode(), settled, conversation_id=place, to_user_id=to_user)
-            self._unsettled += 1
+            await self._client.post(
+                text.encode(), conversation_id=place, to_user_id=to_user, client_message_id=name
+            )
         except AdmissionRefused as refusal:
+            del self._texts[name]
             click.echo(f"-- not sent: {refusal}")
 
     async def _who(self) -> None:
@@ -150,14 +219,17 @@ class Chat:
         click.echo("-- " + ", ".join(f"{one.user_id} ({one.role})" for one in members))
 
     async def _finish(self) -> None:
-        """Give what was typed last a moment to be acknowledged."""
-        try:
-            async with asyncio.timeout(FINISH_S):
-                while self._unsettled:
-                    self._settled.clear()
-                    await self._settled.wait()
-        except TimeoutError:
-            click.echo(f"-- {self._unsettled} messages have no receipt: they may or may not have been sent")
+        """Give what came or was typed last a moment to be shown and acknowledged."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + FINISH_S
+        while self._client.unsent or self._texts or self._syncing:
+            if loop.time() >= deadline:
+                if left := self._client.unsent:
+                    kept = not isinstance(self._store, MemoryStore)
+                    rest = "they are sent next time" if kept else "they may or may not have been sent"
+                    click.echo(f"-- {left} messages have no receipt: {rest}")
+                return
+            await asyncio.sleep(FINISH_STEP_S)
 
 
 async def _lines() -> AsyncIterator[str]:

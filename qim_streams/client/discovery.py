@@ -24,13 +24,14 @@ STATE_DIRS = (Path(".qim/up"), Path(".qim/demo"))  # looked through in this orde
 
 @dataclass(frozen=True, slots=True)
 class StackAddress:
-    """How to reach a stack. An empty field is unknown."""
+    """How to reach a stack. An empty field is unknown. `home`: the state directory it was found in."""
 
     gateway_url: str = ""
     tenant: str = ""
     jwt_secret: str = field(default="", repr=False)
     admin_url: str = ""
     admin_api_key: str = field(default="", repr=False)
+    home: str = ""
 
     def require_url(self) -> str:
         """The gateway's URL; ConfigError when it is unknown."""
@@ -65,7 +66,7 @@ def discover(state_dir: Path | None, **given: str | None) -> StackAddress:
     for directory in (state_dir,) if state_dir is not None else STATE_DIRS:
         path = directory / CLIENT_FILE
         if path.exists():
-            return replace(_read(path), **known)
+            return replace(_read(path), home=str(directory), **known)
     if state_dir is not None and "gateway_url" not in known:
         raise ConfigError(f"no stack runs in {state_dir}: start one with `qim up --state-dir {state_dir}`")
     return StackAddress(**known)

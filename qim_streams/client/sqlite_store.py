@@ -87,7 +87,7 @@ class SqliteStore:
     is_slow = True
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self._lock = RLock()  # `apply` comes from a thread while the application reads
         try:
             os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
@@ -110,7 +110,7 @@ class SqliteStore:
             self._db.execute(f"PRAGMA {pragma}")
         (layout,) = self._db.execute("PRAGMA user_version").fetchone()
         if layout > LAYOUT:
-            raise ConfigError(f"{self._path}: layout {layout}, this version knows {LAYOUT}; use another file")
+            raise ConfigError(f"{self.path}: layout {layout}, this version knows {LAYOUT}; use another file")
         if layout < LAYOUT:
             steps = "".join(_STEPS[layout:])
             self._db.executescript(f"BEGIN IMMEDIATE; {steps} PRAGMA user_version = {LAYOUT}; COMMIT;")
@@ -148,7 +148,7 @@ class SqliteStore:
                     self._db.execute("BEGIN IMMEDIATE")
                     self._write(change)
             except sqlite3.Error as error:
-                raise StoreError(f"{self._path}: not kept ({error})", Outcome.NOT_APPLIED) from error
+                raise StoreError(f"{self.path}: not kept ({error})", Outcome.NOT_APPLIED) from error
 
     def _write(self, change: Change) -> None:
         many = self._db.executemany

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from click.testing import CliRunner, Result
 from scripted_server import ScriptedServer
 
 from qim_streams.cli import main
+from qim_streams.cli.chat import open_store
+from qim_streams.client import SqliteStore
 from qim_streams.client.discovery import StackAddress, discover
 from qim_streams.errors import ConfigError
 from qim_streams.gateway.tokens import TokenVerifier
@@ -36,6 +39,14 @@ def server() -> Iterator[ScriptedServer]:
     asyncio.run_coroutine_threadsafe(one.stop(), loop).result(5)
     loop.call_soon_threadsafe(loop.stop)
     thread.join(5)
+
+
+@pytest.fixture(autouse=True)
+def data_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where chats keep what they remember when no stack's directory is known."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "data" / "qim" / "chat"
 
 
 def qim(server: ScriptedServer, user: str, *args: str, text: str | None = None) -> Result:
@@ -88,6 +99,60 @@ def test_chat_shows_history_sends_lines_and_ends(server: ScriptedServer) -> None
     for part in ("bob: are you there?", "you: yes  [sent]", "-- ann and bob", "unknown command /nonsense"):
         assert part in said.output
     assert [event.message.body for event in server.log["bob"]] == [b"are you there?", b"yes"]
+
+
+def test_chat_remembers_its_device_in_a_file_of_its_own(server: ScriptedServer, data_home: Path) -> None:
+    """The second time: the earlier lines, then only what was missed; nothing is there twice."""
+    assert qim(server, "bob", "send", "--to", "ann", "one").exit_code == 0
+    first = qim(server, "ann", "chat", "--to", "bob", text="two\n")
+    assert first.output.count("bob: one") == first.output.count("you: two") == 1, first.output
+    (path,) = data_home.glob("*.db")
+    assert path.name.startswith("ann.terminal.")
+    assert qim(server, "bob", "send", "--to", "ann", "three").exit_code == 0
+    second = qim(server, "ann", "chat", "--to", "bob", text="/quit\n").output
+    lines = [line for line in second.splitlines() if "#" in line]
+    assert [line.split(": ")[1] for line in lines] == ["one", "two  [sent]", "three"], second
+    assert second.index("you: two") < second.index("-- connecting") < second.index("bob: three")
+    assert "-- syncing: about 2 messages" in second  # the own one is not covered by the cursor yet
+    with closing(SqliteStore(path)):
+        busy = qim(server, "ann", "chat", "--to", "bob")
+        assert (busy.exit_code, busy.output.count("\n")) == (1, 1)
+        assert "locked" in busy.output
+    in_memory = qim(server, "ann", "chat", "--to", "bob", "--store", "memory", text="/quit\n")
+    assert in_memory.exit_code == 0, in_memory.output
+
+
+def test_chat_sends_next_time_what_had_no_receipt(
+    server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C1: the ack is lost and the terminal closed; the next chat repeats it and shows it once."""
+    monkeypatch.setattr("qim_streams.cli.chat.FINISH_S", 0.3)
+    store = str(tmp_path / "mine.db")
+    server.faults.drop_acks = 1
+    first = qim(server, "ann", "chat", "--to", "bob", "--store", store, text="kept\n")
+    assert "-- 1 messages have no receipt: they are sent next time" in first.output
+    second = qim(server, "ann", "chat", "--to", "bob", "--store", store, text="more\n")
+    assert "-- 1 messages of last time wait to be sent" in second.output
+    assert second.output.count("you: kept  [sent]") == second.output.count("you: more  [sent]") == 1
+    assert [event.message.body for event in server.log["bob"]] == [b"kept", b"more"]
+    server.faults.refuse_sends = [("NOT_MEMBER", None)]
+    refused = qim(server, "ann", "chat", "--to", "bob", "--store", store, text="no\n")
+    assert "-- not sent: no (NOT_MEMBER: no)" in refused.output
+    nowhere = qim(server, "ann", "chat", "--to", "bob", "--store", str(tmp_path / "no" / "x.db"))
+    assert (nowhere.exit_code, nowhere.output.count("\n")) == (1, 1)
+
+
+def test_the_usual_store_belongs_to_one_stack(tmp_path: Path) -> None:
+    """A new stack begins its numbers anew: what is kept of another one would hide its messages."""
+    places = set()
+    for home, url in (("a", "ws://x"), ("b", "ws://x"), ("", "ws://x"), ("", "ws://y")):
+        address = StackAddress(gateway_url=url, tenant="t", home=home and str(tmp_path / home))
+        store = open_store(None, address, "ann", "terminal")
+        assert isinstance(store, SqliteStore)
+        places.add(store.path)
+        store.close()
+    assert len(places) == 4
+    assert (tmp_path / "a" / "chat").is_dir()
 
 
 def test_chat_in_a_group_and_bad_names(server: ScriptedServer) -> None:
