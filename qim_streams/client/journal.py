@@ -7,8 +7,9 @@ them. A slow store works in a thread of its own; the event loop never waits for 
 
 Invariants: one transaction at a time; things are handed out in the order in which they were added; a
 store or a receiver that fails ends the journal and hands out nothing more, because going on could skip
-what was not kept; the application's progress (`took`) is kept with the next transaction, when it has
-caught up, and every 256 events.
+what was not kept; the application's progress (`took`) is kept with the next transaction, and at the
+latest when it has caught up, after 256 events, or (a slow store) after 50 ms: so much may be given again
+by the next process when this one is killed.
 
 Spec: §3 (5), §7, §8.
 """
@@ -24,6 +25,7 @@ from qim_streams.client.store import Change, LocalState, LocalStore, Rebuild, Un
 from qim_streams.wire.frames import Event
 
 TOOK_MAX = 256
+TOOK_DELAY_S = 0.05
 
 
 @dataclass(slots=True)
@@ -62,6 +64,7 @@ class Journal:
         self._idle = asyncio.Event()
         self._idle.set()
         self._pool: ThreadPoolExecutor | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def waiting(self) -> int:
@@ -101,8 +104,20 @@ class Journal:
         self._given += events
         behind = self._given - self._given_kept
         if behind and (caught_up or behind >= TOOK_MAX):
+            self._keep_taken()
+        elif behind and self._timer is None and self._store.is_slow and not self._broken:
+            self._timer = asyncio.get_running_loop().call_later(TOOK_DELAY_S, self._keep_taken)
+
+    def _keep_taken(self) -> None:
+        self._stop_timer()
+        if self._given > self._given_kept:
             self._dirty = True
             self.write()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     # -- keeping
 
@@ -180,8 +195,7 @@ class Journal:
 
     async def close(self) -> None:
         """Keep what is left, then close the store. Safe to repeat."""
-        if self._given > self._given_kept:
-            self._dirty = True
+        self._keep_taken()
         self.write()
         await self.drained()
         self._broken = True
