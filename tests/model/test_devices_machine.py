@@ -58,7 +58,8 @@ class Device:
     epoch: int = 0
     from_now: bool = False
     online: bool = False
-    known: bool = False  # to the present owner
+    known: bool = False  # to the present owner, which pushes to it
+    promised: bool = False  # it has said PresenceReady
     fill: Fill | None = None
     lost_to: int = -1
     told_lost: bool = False
@@ -73,7 +74,7 @@ class Device:
     def crash(self) -> None:
         """The connection is gone."""
         self.opening = self.stream = self.fill = None
-        self.online = self.known = self.told_lost = False
+        self.online = self.known = self.promised = self.told_lost = False
         self.sent = []
 
 
@@ -139,21 +140,22 @@ class DevicesMachine(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, len(NAMES) - 1))
     def hear_of(self, which: int) -> None:
-        """A device's presence reaches the owner, which promises once it has caught up."""
+        """A device's presence reaches the owner, or an owner that found it in the log has caught up."""
         device = self.devices[which]
-        if device.stream is not None and not device.known:
-            device.known = True
+        if device.stream is not None and not device.promised:
+            device.known = device.promised = True
             self.log.append(("ready", self.world.epochs.epoch, self.pushed_through, device))
 
-    @rule(lost=st.integers(0, 4), late=st.booleans())
-    def take_over(self, lost: int, late: bool) -> None:
+    @rule(lost=st.integers(0, 4), late=st.booleans(), at_once=st.booleans())
+    def take_over(self, lost: int, late: bool, at_once: bool) -> None:
         """The owner dies with its last words unsaid, or heard after its successor's first ones."""
         words = [self.log.pop() for _ in range(min(lost, len(self.log)))]
         self.world.take_over()
         self.pushed_through = self.world.tail
-        for device in self.devices:
-            if device.known:  # its successor finds the presence in the log
-                self.log.append(("ready", self.world.epochs.epoch, self.pushed_through, device))
+        for which, device in enumerate(self.devices):
+            device.promised = False  # its successor finds the presence in the log, and may push before
+            if device.known and at_once:
+                self.hear_of(which)
         if late:
             self.log.extend(reversed(words))
 
@@ -421,8 +423,8 @@ def turn(machine: DevicesMachine, random: Random) -> None:
         (5, lambda: machine.complete(which)),
         (5, lambda: machine.hear_of(which)),
         (8, lambda: machine.run_fill(which, random.randint(1, 5))),
-        (2, lambda: machine.take_over(random.randint(0, 4), random.random() < 0.5)),
-        (1, lambda: machine.trim(random.randint(5, 40), random.random() < 0.5)),
+        (2, lambda: machine.take_over(random.randint(0, 4), *(random.random() < 0.5 for _ in range(2)))),
+        (2, lambda: machine.trim(random.randint(0, 40), random.random() < 0.7)),
         (1, lambda: machine.slow_reader(which)),
         (1, lambda: machine.crash(which)),
     ]
