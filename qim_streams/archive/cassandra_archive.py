@@ -152,13 +152,12 @@ class CassandraArchive:
             by_partition.setdefault(key, []).append(one)
         for key, rows in by_partition.items():
             for part in _parts(rows):
-                bound = [
-                    prepared.message.bind(
-                        (*key, one.conversation_seq, one.record, schema.message_stamp(one.revision))
-                    )
-                    for one in part
-                ]
+                bound = [self._bound(prepared, key, one) for one in part]
                 yield bound[0] if len(bound) == 1 else _batch(bound)
+
+    def _bound(self, prepared: _Prepared, key: tuple[str, str, int], one: ArchivedMessage) -> Any:
+        stamp = schema.message_stamp(one.revision, one.offset)
+        return prepared.message.bind((*key, one.conversation_seq, one.record, stamp))
 
     async def _settle(self, statements: Sequence[Any], deadline: float) -> None:
         """Apply all; what timed out or was refused for the moment is repeated until `deadline`.

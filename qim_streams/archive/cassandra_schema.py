@@ -10,10 +10,12 @@ Four tables (``docs/archive.md`` has the reasons):
 * ``archive_layout``: the layout's version and `bucket_seqs`, written once by ``qim archive init``.
 
 Every value that may be written more than once carries a write timestamp of its own instead of the clock's:
-revision + 1 for a message, watermark + 1 for a watermark. The store keeps the value with the highest
-timestamp, whatever the order in which writes arrive or are repeated, so both only grow; no read before a
-write, no lightweight transaction. Hence no row may be removed with DELETE and written again (the
-tombstone's timestamp, a time of day, is above all of ours); TRUNCATE leaves none.
+that of a message grows with its revision and, within one revision, falls with its Outbox offset; that of a
+watermark is the watermark + 1. The store keeps the value with the highest timestamp, whatever the order in
+which writes arrive or are repeated. So the highest revision stands, of two records of one revision the first
+one in the log, and the highest watermark: no read before a write, no lightweight transaction. Hence no row
+may be removed with DELETE and written again (the tombstone's timestamp, a time of day, is above ours);
+TRUNCATE leaves none.
 
 Spec: §2, §14.8.
 """
@@ -21,11 +23,14 @@ Spec: §2, §14.8.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from qim_streams.errors import ConfigError
 
 LAYOUT_VERSION = 1
 LAYOUT_ID = "archive"
+_OFFSET_BITS: Final = 40
+_OFFSET_MAX: Final = (1 << _OFFSET_BITS) - 2
 BUCKET_SEQS_DEFAULT = 1_000  # 1 KB messages: 1 MB a partition; 64 KiB ones: 64 MB, below the advised 100
 BUCKET_SEQS_MIN, BUCKET_SEQS_MAX = 10, 100_000
 REPLICAS_MAX = 10
@@ -71,14 +76,15 @@ class Layout:
     bucket_seqs: int
 
 
-def message_stamp(revision: int) -> int:
-    """The write timestamp of a message's revision."""
-    return revision + 1
+def message_stamp(revision: int, offset: int) -> int:
+    """The write timestamp of a message: revision above, Outbox offset below and reversed. Never below 1."""
+    reversed_offset = _OFFSET_MAX - min(max(offset, 0), _OFFSET_MAX)
+    return (revision << _OFFSET_BITS) + reversed_offset + 1
 
 
 def revision_of_stamp(stamp: int) -> int:
     """The revision that was written with `stamp`."""
-    return stamp - 1
+    return stamp >> _OFFSET_BITS
 
 
 def watermark_stamp(watermark: int) -> int:

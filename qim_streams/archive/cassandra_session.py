@@ -212,7 +212,7 @@ class CassandraSession:
         now_s = asyncio.get_running_loop().time()
         if self._failed is not None and now_s - self._failed[0] < RECONNECT_S:
             raise self._failed[1]
-        cluster: Cluster | None = None
+        cluster: Any = None
         try:
             cluster = await asyncio.to_thread(make_cluster, self.options)
             session = await asyncio.to_thread(cluster.connect, self._keyspace)

@@ -38,7 +38,7 @@ class MemoryArchive:
         for message in messages:
             address = (message.tenant_id, message.conversation_id, message.conversation_seq)
             self.writes += 1
-            if message.revision >= self.revisions.get(address, 0):
+            if message.revision > self.revisions.get(address, -1):
                 self.messages[address] = message.record
                 self.revisions[address] = message.revision
         self.watermarks[partition] = max(watermark, self.watermarks.get(partition, -1))

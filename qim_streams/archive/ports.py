@@ -4,12 +4,12 @@ Spec: §1, §3, §14.8.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 RANGE_LIMIT_MAX = 1_000  # messages in one answer of `range`
 SEQ_MAX = 2**63 - 1  # of an archived message; a store may keep it as a signed number of 64 bits
-REVISION_MAX = 2**32 - 1
+REVISION_MAX = 2**22 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,8 @@ class ArchivedMessage:
 
     `revision` orders the states of one message: 0 as committed, a larger one for each later change (an
     edit, a recall). An archive holds one state of a message, the one with the highest revision that it
-    was ever given, in whatever order they came.
+    was ever given, in whatever order they came. `offset` is that of its Outbox record: should two records
+    claim one address and revision, the first one in the log stands. It is not part of what is compared.
     """
 
     tenant_id: str
@@ -26,6 +27,7 @@ class ArchivedMessage:
     conversation_seq: int  # 1 to SEQ_MAX
     record: bytes  # not empty; begins with a version byte, which is never 0
     revision: int = 0  # 0 to REVISION_MAX
+    offset: int = field(default=0, compare=False)
 
 
 class ArchiveReader(Protocol):
@@ -79,9 +81,10 @@ class Archive(ArchiveReader, Protocol):
         """Make the messages durable, and only then move the partition's watermark to `watermark`.
 
         Idempotent: storing the same messages again changes nothing; at an address that holds a higher
-        revision nothing changes either, a higher one replaces what is there. Which of two records of
-        one revision stands is not said: ask before, and store only one of them. The watermark only
-        grows: a smaller one is ignored, so an archiver that was replaced and wakes up harms nothing.
+        revision nothing changes either, a higher one replaces what is there. Of two records of one
+        revision the one with the lower offset stands, if they come in the order of the log; a store may
+        hold to that in any order. The watermark only grows: a smaller one is ignored, so an archiver
+        that was replaced and wakes up harms nothing.
         `messages` holds an address at most once and may be empty. StoreUnavailable: some of the
         messages may be there, the watermark does not cover them (outcome UNKNOWN); repeat the call.
         """
@@ -104,20 +107,40 @@ class Dropped(NamedTuple):
     stopped_at: int | None
 
 
+class Covered(NamedTuple):
+    """A conversation, and the newest of its messages that the published watermark covers (0: not known)."""
+
+    tenant_id: str
+    conversation_id: str
+    seq: int
+
+
+class Silent(NamedTuple):
+    """A conversation that was not heard of for long: what may be trimmed are `hot_from` to `covered_seq`.
+
+    Both are 0 for a conversation that the hot tier does not know.
+    """
+
+    tenant_id: str
+    conversation_id: str
+    hot_from: int
+    covered_seq: int
+
+
 class HotRecords(Protocol):
     """The hot tier's messages as the trimmer sees them. StoreUnavailable: nothing of a call, or all of it.
 
     Each conversation has a number `hot_from`, at first 1: what lies below was trimmed before.
     """
 
-    async def note(self, partition: int, conversations: Sequence[tuple[str, str]], at_ms: int) -> list[int]:
-        """Remember that messages of (tenant, conversation) were archived at `at_ms`; their `hot_from`.
+    async def note(self, partition: int, conversations: Sequence[Covered], at_ms: int) -> list[int]:
+        """Remember how far conversations were covered at `at_ms`; their `hot_from`. Neither ever goes back.
 
         0 for a conversation that the hot tier does not know: there is nothing to trim, nor to remember.
         """
 
-    async def silent(self, partition: int, before_ms: int, limit: int) -> list[tuple[str, str, int]]:
-        """(tenant, conversation, hot_from) of what was last noted at or before `before_ms`, oldest first."""
+    async def silent(self, partition: int, before_ms: int, limit: int) -> list[Silent]:
+        """What was last noted at or before `before_ms`, oldest first."""
 
     async def drop(
         self,

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any, Final
 
-from qim_streams.archive.ports import ArchivedCopy, Dropped
+from qim_streams.archive.ports import ArchivedCopy, Covered, Dropped, Silent
 from qim_streams.commit import keys
 from qim_streams.redis_tier import RedisClient, Script, translated, type_args
 
@@ -28,19 +28,24 @@ class RedisHotRecords:
         self._drop = Script.load("qim_streams.archive", "hot_drop.lua")
         self._forget = Script.load("qim_streams.archive", "hot_forget.lua")
 
-    async def note(self, partition: int, conversations: Sequence[tuple[str, str]], at_ms: int) -> list[int]:
+    async def note(self, partition: int, conversations: Sequence[Covered], at_ms: int) -> list[int]:
         """See the port."""
         found: list[int] = []
         for start in range(0, len(conversations), NOTES_MAX):
-            names = [keys.conversation(*one) for one in conversations[start : start + NOTES_MAX]]
-            answer = await self._call(self._note, partition, ("hot",), (at_ms, *names))
+            args: list[type_args] = [at_ms]
+            for tenant, chat, seq in conversations[start : start + NOTES_MAX]:
+                args += (keys.conversation(tenant, chat), seq)
+            answer = await self._call(self._note, partition, ("hot",), args)
             found.extend(int(number) for number in answer)
         return found
 
-    async def silent(self, partition: int, before_ms: int, limit: int) -> list[tuple[str, str, int]]:
+    async def silent(self, partition: int, before_ms: int, limit: int) -> list[Silent]:
         """See the port."""
         flat = await self._call(self._silent, partition, ("hot",), (before_ms, limit))
-        return [(*_split(name), int(hot_from)) for name, hot_from in zip(flat[::2], flat[1::2], strict=True)]
+        return [
+            Silent(*_split(name), int(hot_from), int(covered_seq))
+            for name, hot_from, covered_seq in zip(flat[::3], flat[1::3], flat[2::3], strict=True)
+        ]
 
     async def drop(
         self,

@@ -142,7 +142,7 @@ def read_records(db: Rdict, wanted: Sequence[tuple[str, str, int]]) -> list[byte
 
 
 def without_superseded(db: Rdict, messages: Sequence[ArchivedMessage]) -> list[ArchivedMessage]:
-    """The messages but those of which a higher revision is stored."""
+    """The messages but those of which the same or a higher revision is stored."""
     if not messages:
         return []
     stored = db.get(
@@ -151,7 +151,7 @@ def without_superseded(db: Rdict, messages: Sequence[ArchivedMessage]) -> list[A
     return [
         message
         for message, value in zip(messages, stored, strict=True)
-        if value is None or layout.decode_message(value)[1] <= message.revision
+        if value is None or layout.decode_message(value)[1] < message.revision
     ]
 
 

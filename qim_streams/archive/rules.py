@@ -10,7 +10,7 @@ a setting, and a wrong setting must not turn good messages into dead letters.
 Spec: §1, §3, §11.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -62,6 +62,7 @@ def read_message(record: LogRecord) -> tuple[ArchivedMessage, int]:
         message.conversation_seq,
         bytes(encoded),
         revision_of(message),
+        record.offset,
     )
     return archived, message.committed_at
 
@@ -103,14 +104,15 @@ def read_batch(records: Iterable[R]) -> Reading[R]:
     return reading
 
 
-def drop_known(reading: Reading[R], known: Sequence[bytes | None]) -> list[ArchivedMessage]:
-    """The messages that the archive does not hold yet.
+def drop_known(reading: Reading[R], known: Mapping[Address, bytes | None]) -> list[ArchivedMessage]:
+    """The messages that the archive does not hold yet, as far as is known.
 
-    `known` has the archive's bytes for each address of `reading`, in its order. Equal ones and earlier
-    revisions are counted as repeated, contradictions are moved to the poison.
+    `known` has the archive's bytes for the addresses that were looked up. Equal ones and earlier revisions
+    are counted as repeated, contradictions are moved to the poison.
     """
     fresh = []
-    for (address, message), stored in zip(reading.messages.items(), known, strict=True):
+    for address, message in reading.messages.items():
+        stored = known.get(address)
         replaces = True if stored is None else _replaces(message, stored)
         if replaces:
             fresh.append(message)

@@ -3,7 +3,9 @@
 One batch, in this order (each step is safe to repeat, so a kill between any two of them is too):
 
 1. read the records; what cannot be read is poison;
-2. ask the archive which of the messages it holds; one with other bytes is poison;
+2. look up in the archive what it may hold already: all of a batch that is the first one since the start
+   or that failed before, else what repeats a seq of its conversation or changes a message; what has other
+   bytes there is poison;
 3. poison into the dead letters, awaited, once for as long as the partition is ours;
 4. the new messages durable, then the watermark = offset of the batch's last record;
 5. tell `on_covered` which messages are covered now (the trimmer of the hot tier listens);
@@ -21,9 +23,12 @@ from collections.abc import Callable, Iterable, Sequence
 from qim_streams import failpoints
 from qim_streams.archive import metrics
 from qim_streams.archive.ports import Archive, ArchivedMessage
-from qim_streams.archive.rules import drop_known, read_batch
+from qim_streams.archive.rules import Address, drop_known, read_batch
 from qim_streams.errors import InvariantViolation
 from qim_streams.log_ports import LogBatch, LogRecord, Poison, PoisonSink
+from qim_streams.lru import LruMap
+
+CONVERSATIONS_MAX = 100_000  # whose newest seq is remembered: about 20 MB
 
 
 class HistoryArchiver:
@@ -42,12 +47,15 @@ class HistoryArchiver:
         self._topic, self._archive, self._poison, self._now_ms = outbox_topic, archive, poison, now_ms
         self._on_covered = on_covered
         self._covered: dict[int, int] = {}
+        self._in_doubt: set[int] = set()  # partitions whose next records may be in the archive already
+        self._newest: LruMap[tuple[str, str], int] = LruMap(CONVERSATIONS_MAX, CONVERSATIONS_MAX)
         self._buried: dict[int, int] = {}  # partition -> poison up to this offset is in the dead letters
 
     async def start_position(self, partition: int) -> int:
         """The next Outbox offset to archive: archive watermark + 1, whatever the group committed."""
         watermark = await self._archive.watermark(partition)
         self._covered[partition] = watermark
+        self._in_doubt.add(partition)
         self._buried.pop(partition, None)
         return watermark + 1
 
@@ -61,17 +69,38 @@ class HistoryArchiver:
         """Archive a batch and publish the watermark. StoreUnavailable: nothing published, call again."""
         self._require_continuation(batch)
         reading = read_batch(batch.records)
-        known = await self._archive.records(list(reading.messages))
+        asked = self._doubtful(batch.partition, reading.messages.values())
+        self._in_doubt.add(batch.partition)  # until it is done: what a failure leaves is looked up again
+        known = dict(zip(asked, await self._archive.records(asked), strict=True))
         fresh = drop_known(reading, known)
         await self._bury(batch.partition, reading.poison)
         last = batch.records[-1].offset
         await self._archive.store(batch.partition, fresh, last)
         failpoints.hit("archiver.watermark_published")
         self._covered[batch.partition] = last
+        self._in_doubt.discard(batch.partition)
+        self._remember(reading.messages.values())
         self._on_covered(batch.partition, reading.messages.values())
         metrics.count(len(fresh), reading.repeated, len(reading.poison))
         if reading.committed_at:
             metrics.AGE_SECONDS.observe(max(0, self._now_ms() - reading.committed_at) / 1000)
+
+    def _doubtful(self, partition: int, messages: Iterable[ArchivedMessage]) -> list[Address]:
+        """What has to be looked up. The store itself lets the first record of an address stand; this finds
+        the second one, so that it can be reported, and saves writing what is there."""
+        return [
+            (one.tenant_id, one.conversation_id, one.conversation_seq)
+            for one in messages
+            if partition in self._in_doubt
+            or one.revision
+            or one.conversation_seq <= (self._newest.get((one.tenant_id, one.conversation_id)) or 0)
+        ]
+
+    def _remember(self, messages: Iterable[ArchivedMessage]) -> None:
+        for one in messages:
+            key = (one.tenant_id, one.conversation_id)
+            if one.conversation_seq > (self._newest.get(key) or 0):
+                self._newest.put(key, one.conversation_seq, 1)
 
     async def _bury(self, partition: int, poison: Sequence[tuple[LogRecord, str]]) -> None:
         """Send what was not sent before: an archive that refuses writes for an hour must not multiply it."""

@@ -4,9 +4,9 @@ Two reasons to trim a conversation: it has more archived messages in the hot tie
 it has been silent for `kept_ms`, and then all of them go. The archiver says what it archived (`note`); the
 work is done beside it, so neither a slow Redis nor a slow read of the archive holds up archiving.
 
-How a message goes: it is read from the archive, below the newest seq that was archived before the
-watermark was published, and removed if the hot tier holds the very same bytes and the message is
-confirmed, compare and remove in one step. So:
+How a message goes: it is read from the archive, up to the newest seq of its conversation that the published
+watermark covers (the hot tier remembers it: `archived_seq`), and removed if the hot tier holds the very
+same bytes and the message is confirmed, compare and remove in one step. So:
 
 * nothing above the archive watermark goes, and nothing at all while the archive cannot be read;
 * readers find a message in the hot tier, else in the archive: it is in one of them at any moment;
@@ -31,10 +31,10 @@ from typing import Final
 
 from qim_streams.archive import metrics
 from qim_streams.archive.ports import (
-    SEQ_MAX,
     ArchivedCopy,
     ArchivedMessage,
     ArchiveReader,
+    Covered,
     Dropped,
     HotRecords,
 )
@@ -199,13 +199,15 @@ class HotTierTrimmer:
     async def _sweep_some(self, partition: int, before_ms: int) -> tuple[int, bool]:
         """Trim what has been silent for longest: how many messages went, whether there is more."""
         silent = await self._hot.silent(partition, before_ms, SILENT_MAX)
-        removed, done, stuck = 0, list[Conversation](), list[Conversation]()
-        for tenant, chat, hot_from in silent:
-            complete = True
-            if hot_from:
-                count, complete = await self._trim(partition, (tenant, chat), hot_from, SEQ_MAX + 1)
-                removed += count
-            (done if complete else stuck).append((tenant, chat))
+        removed, done, stuck = 0, list[Conversation](), list[Covered]()
+        for one in silent:
+            key = (one.tenant_id, one.conversation_id)
+            count, complete = await self._trim(partition, key, max(one.hot_from, 1), one.covered_seq + 1)
+            removed += count
+            if complete:
+                done.append(key)
+            else:
+                stuck.append(Covered(*key, 0))
         await self._hot.forget(partition, done, before_ms)
         await self._hot.note(partition, stuck, self._now_ms())  # looked at again later, not first of all
         return removed, len(silent) == SILENT_MAX
@@ -226,8 +228,10 @@ class HotTierTrimmer:
 
     async def _work_off(self, partition: int, notes: dict[Conversation, _Note]) -> int:
         removed = 0
-        asked = list(notes)
-        for key, hot_from in zip(asked, await self._hot.note(partition, asked, self._now_ms()), strict=True):
+        asked = [Covered(*key, note.newest) for key, note in notes.items()]
+        known = await self._hot.note(partition, asked, self._now_ms())
+        for (tenant, chat, _), hot_from in zip(asked, known, strict=True):
+            key = (tenant, chat)
             note = notes[key]
             if hot_from:
                 removed += await self._trim_late(partition, key, [one for one in note.seqs if one < hot_from])
@@ -248,15 +252,12 @@ class HotTierTrimmer:
                 break
             found = await self._archive.range(*key, hot_from - 1, keep_from - 1, PAGE)
             page = _bounded(found)
-            if not page and keep_from > SEQ_MAX:
-                break
             is_last = len(page) == len(found) < PAGE
-            reached = keep_from if is_last and keep_from <= SEQ_MAX else page[-1].conversation_seq + 1
-            dropped = await self._drop(partition, key, page, reached)
+            hot_from = keep_from if is_last else page[-1].conversation_seq + 1
+            dropped = await self._drop(partition, key, page, hot_from)
             removed += dropped.removed
             if dropped.stopped_at is not None:
                 return removed, False
-            hot_from = keep_from if is_last else reached
         else:
             return removed, False
         return removed, True

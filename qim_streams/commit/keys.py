@@ -23,8 +23,9 @@
 ``<c>`` is ``tenant:conversation``; no id contains ``:``.
 
 Head fields: ``kind seq last_id mv name send_policy join_policy history_policy members_max active
-created_at creator dismissed token oldest hot_from``; ``mv`` is the current version, ``token`` the last
-change's, ``oldest`` the oldest version still kept, ``hot_from`` the seq below which messages were trimmed.
+created_at creator dismissed token oldest hot_from archived_seq``; ``mv`` is the current version,
+``token`` the last change's, ``oldest`` the oldest version still kept, ``hot_from`` the seq below which
+messages were trimmed, ``archived_seq`` the last one that the archive watermark covers.
 """
 
 from importlib import resources

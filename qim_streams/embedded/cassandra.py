@@ -171,9 +171,6 @@ def render_settings(data_dir: Path, port: int, storage_port: int) -> dict[str, o
         "key_cache_size": "8MiB",
         "counter_cache_size": "0MiB",
         "row_cache_size": "0MiB",
-        # The archiver's batches lie in one partition: a mutation each, whatever their number of rows.
-        "batch_size_warn_threshold": "1024KiB",
-        "batch_size_fail_threshold": "4096KiB",
         "auto_snapshot": False,
         "incremental_backups": False,
         "hinted_handoff_enabled": False,

@@ -5,7 +5,7 @@ What it does not do: time out, or bound its calls.
 
 from collections.abc import Sequence
 
-from qim_streams.archive.ports import ArchivedCopy, Dropped
+from qim_streams.archive.ports import ArchivedCopy, Covered, Dropped, Silent
 from qim_streams.errors import Outcome, StoreUnavailable
 from qim_streams.testing.memory_tier import MemoryHotTier
 
@@ -16,6 +16,7 @@ class MemoryHotRecords:
     def __init__(self, tier: MemoryHotTier) -> None:
         self.tier = tier
         self.hot_from: dict[tuple[str, str], int] = {}
+        self.covered: dict[tuple[str, str], int] = {}
         self.noted: dict[int, dict[tuple[str, str], int]] = {}
         self.unavailable = False
 
@@ -27,21 +28,29 @@ class MemoryHotRecords:
         head = self.tier.partition(partition).heads.get(key)
         return head is not None and bool(head.kind)
 
-    async def note(self, partition: int, conversations: Sequence[tuple[str, str]], at_ms: int) -> list[int]:
+    async def note(self, partition: int, conversations: Sequence[Covered], at_ms: int) -> list[int]:
         """See the port."""
         self._check()
         noted = self.noted.setdefault(partition, {})
-        for key in conversations:
+        answer = []
+        for tenant, chat, seq in conversations:
+            key = (tenant, chat)
             if self._known(partition, key):
                 noted[key] = max(at_ms, noted.get(key, 0))
-        return [self.hot_from.get(key, 1) if self._known(partition, key) else 0 for key in conversations]
+                self.covered[key] = max(seq, self.covered.get(key, 0))
+                answer.append(self.hot_from.get(key, 1))
+            else:
+                answer.append(0)
+        return answer
 
-    async def silent(self, partition: int, before_ms: int, limit: int) -> list[tuple[str, str, int]]:
+    async def silent(self, partition: int, before_ms: int, limit: int) -> list[Silent]:
         """See the port."""
         self._check()
         rows = sorted((at_ms, key) for key, at_ms in self.noted.get(partition, {}).items())
         return [
-            (*key, self.hot_from.get(key, 1) if self._known(partition, key) else 0)
+            Silent(*key, self.hot_from.get(key, 1), self.covered.get(key, 0))
+            if self._known(partition, key)
+            else Silent(*key, 0, 0)
             for at_ms, key in rows
             if at_ms <= before_ms
         ][:limit]

@@ -4,7 +4,7 @@ Spec: §1 ARCHIVED, §14.8. Promise P11, scenario C7.
 """
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -155,6 +155,20 @@ async def test_a_revision_may_come_before_the_message(pair: Pair) -> None:
     assert await pair.reader.range(TENANT, ROOM, 0, 9, 9) == [edited, message(2)]
 
 
+async def test_of_two_records_at_one_seq_the_first_stands(pair: Pair) -> None:
+    """§3.5: by their order in the log, also when nobody asked before."""
+    first = replace(message(1, body="first"), offset=10)
+    second = replace(message(1, body="second, and larger"), offset=11)
+    await pair.archive.store(0, [first], 10)
+    await pair.archive.store(0, [second], 11)
+    await pair.archive.store(0, [first], 11)
+    assert await pair.reader.range(TENANT, ROOM, 0, 9, 9) == [first]
+    changed = [replace(message(1, body=text, revision=3), offset=at) for text, at in (("b", 20), ("c", 21))]
+    for one in changed:
+        await pair.archive.store(0, [one], one.offset)
+    assert await pair.reader.range(TENANT, ROOM, 0, 9, 9) == [changed[0]]
+
+
 async def test_an_archiver_that_was_replaced_and_wakes_up_changes_nothing(pair: Pair) -> None:
     """§14.6: it repeats its batch after the new owner went on: watermark and messages stay."""
     old = [message(seq) for seq in range(1, 6)]
@@ -178,6 +192,14 @@ async def test_paging_by_seq_gives_each_message_once(pair: Pair) -> None:
     while page := await seqs(pair.reader, seen[-1] if seen else 0, 500, limit=20):
         seen += page
     assert seen == list(range(1, 501))
+
+
+async def test_the_largest_messages_come_back_whole(pair: Pair) -> None:
+    """64 KiB each: batches stay below what a server accepts without being told, and so do pages."""
+    large = [message(seq, body="x" * 65_536) for seq in range(1, 41)]
+    await pair.archive.store(0, large, 39)
+    assert await pair.reader.range(TENANT, ROOM, 0, 40, 1_000) == large
+    assert await pair.reader.records([(TENANT, ROOM, 7)]) == [large[6].record]
 
 
 async def test_storing_again_changes_nothing(pair: Pair) -> None:

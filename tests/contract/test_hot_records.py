@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from qim_streams.archive.memory_archive import MemoryArchive
-from qim_streams.archive.ports import ArchivedCopy, ArchivedMessage, HotRecords
+from qim_streams.archive.ports import ArchivedCopy, ArchivedMessage, Covered, HotRecords
 from qim_streams.archive.redis_hot import RedisHotRecords
 from qim_streams.archive.tiers import HotThenArchive
 from qim_streams.archive.trimmer import SLAB, HotTierTrimmer, TrimPolicy
@@ -227,6 +227,20 @@ async def test_a_silent_conversation_leaves_the_hot_tier(world: World) -> None:
     assert await world.commit(1) == [9], "numbers go on"
 
 
+async def test_silence_trims_only_what_the_watermark_covers(world: World) -> None:
+    """I12: an archiver that died before it published left a message in the archive."""
+    seqs = await world.commit(6)
+    await world.archived(seqs[:4])
+    await world.trimmer.work()
+    partition, _ = await world.tier.own(ROOM)
+    left = await world.hot_record(5)
+    assert left is not None
+    await world.archive.store(partition, [ArchivedMessage(TENANT, ROOM, 5, left)], 3)
+    world.now_ms += KEPT_MS
+    assert await world.trimmer.sweep() == 4
+    assert await world.in_hot() == [5, 6]
+
+
 async def test_a_conversation_that_speaks_is_not_silent(world: World) -> None:
     seqs = await world.commit(4)
     await world.archived(seqs[:2])
@@ -247,7 +261,7 @@ async def test_a_stuck_conversation_does_not_stand_in_the_way_of_others(world: W
     assert await world.trimmer.sweep() == 0
     partition, _ = await world.tier.own(ROOM)
     assert await world.hot.silent(partition, world.now_ms - 1, 10) == [], "it is looked at again later"
-    assert await world.hot.silent(partition, world.now_ms, 10) == [(TENANT, ROOM, 1)]
+    assert await world.hot.silent(partition, world.now_ms, 10) == [(TENANT, ROOM, 1, pending)]
 
 
 async def test_a_conversation_that_the_hot_tier_lost_is_no_trouble(world: World) -> None:
@@ -256,11 +270,11 @@ async def test_a_conversation_that_the_hot_tier_lost_is_no_trouble(world: World)
     world.trimmer.adopt(partition)
     world.trimmer.note(partition, [lost])
     assert await world.trimmer.work() == 0
-    assert await world.hot.note(partition, [(TENANT, "gone")], 1) == [0]
+    assert await world.hot.note(partition, [Covered(TENANT, "gone", 90)], 1) == [0]
     assert await world.hot.silent(partition, 2**50, 10) == []
     dropped = await world.hot.drop(partition, (TENANT, "gone"), [ArchivedCopy(1, b"i" * 16, b"r")], 5)
     assert dropped == (0, 0, None)
-    assert await world.hot.note(partition, [(TENANT, "gone")], 1) == [0], "nothing was made"
+    assert await world.hot.note(partition, [Covered(TENANT, "gone", 90)], 1) == [0], "nothing was made"
 
 
 async def test_an_old_archiver_takes_nothing_back(world: World) -> None:
@@ -272,7 +286,7 @@ async def test_an_old_archiver_takes_nothing_back(world: World) -> None:
     record = world.archive.messages[TENANT, ROOM, 3]
     copy = ArchivedCopy(3, decode_message(record).message_id, record)
     assert await world.hot.drop(partition, (TENANT, ROOM), [copy], 4) == (0, 0, None)
-    assert await world.hot.note(partition, [(TENANT, ROOM)], 1) == [91]
+    assert await world.hot.note(partition, [Covered(TENANT, ROOM, 3)], 1) == [91]
 
 
 async def test_a_restart_of_the_writer_restores_nothing_that_was_trimmed(world: World) -> None:

@@ -21,6 +21,8 @@ from cassandra import (
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, NoHostAvailable
 from cassandra.policies import FallthroughRetryPolicy, NoSpeculativeExecutionPolicy
 from cassandra.protocol import OverloadedErrorMessage, ServerError
+from hypothesis import given
+from hypothesis import strategies as st
 
 from qim_streams.archive import cassandra_schema as schema
 from qim_streams.archive import cassandra_session
@@ -33,7 +35,7 @@ from qim_streams.archive.cassandra_session import (
     translate,
 )
 from qim_streams.archive.opening import cassandra_options, open_archive_reader
-from qim_streams.archive.ports import ArchivedMessage
+from qim_streams.archive.ports import REVISION_MAX, ArchivedMessage
 from qim_streams.errors import ConfigError, Outcome, Policy, StoreError, StoreUnavailable, policy_of
 from qim_streams.settings import Settings, load_settings
 
@@ -70,9 +72,21 @@ def test_a_layout_that_is_missing_or_newer_is_named() -> None:
         schema.require_layout(schema.Layout(9, 77), "qim")
 
 
-def test_stamps_grow_with_revisions_and_watermarks_and_begin_above_zero() -> None:
-    assert schema.message_stamp(0) == schema.watermark_stamp(0) == 1
-    assert schema.revision_of_stamp(schema.message_stamp(41)) == 41
+@given(
+    st.tuples(st.integers(0, REVISION_MAX), st.integers(0, 2**40 - 2)),
+    st.tuples(st.integers(0, REVISION_MAX), st.integers(0, 2**40 - 2)),
+)
+def test_the_highest_revision_has_the_highest_stamp_and_in_it_the_first_record(
+    a: tuple[int, int], b: tuple[int, int]
+) -> None:
+    stamps = [schema.message_stamp(*one) for one in (a, b)]
+    assert all(1 <= stamp < 2**63 for stamp in stamps)
+    assert [schema.revision_of_stamp(stamp) for stamp in stamps] == [a[0], b[0]]
+    assert (stamps[0] > stamps[1]) == ((a[0], -a[1]) > (b[0], -b[1]))
+
+
+def test_stamps_of_watermarks_grow_with_them() -> None:
+    assert schema.watermark_stamp(0) == 1
     assert schema.watermark_stamp(8) > schema.watermark_stamp(7)
 
 

@@ -88,6 +88,42 @@ async def test_the_first_message_at_a_seq_stands_across_batches(
     assert [offset for offset, _ in letters.letters] == [1]
 
 
+class Counting(MemoryArchive):
+    """Counts the addresses that were looked up."""
+
+    asked = 0
+
+    async def records(self, wanted: Sequence[tuple[str, str, int]]) -> list[bytes | None]:
+        self.asked += len(wanted)
+        return await super().records(wanted)
+
+
+async def test_only_what_may_be_there_is_looked_up(letters: RememberedLetters) -> None:
+    """The first batch since the start, a batch that failed, repeated seqs and changes; nothing else."""
+    archive = Counting()
+    archiver = HistoryArchiver(OUTBOX, archive, letters, now_ms=lambda: 0)
+    await archiver.start_position(0)
+    await archiver.handle(batch([record(0, message(1)), record(1, message(2))]))
+    assert archive.asked == 2, "the first batch"
+    await archiver.handle(batch([record(2, message(3)), record(3, message(1, "other"))]))
+    assert archive.asked == 2
+    await archiver.handle(batch([record(4, message(3)), record(5, message(4))]))
+    assert archive.asked == 3, "seq 3 comes again"
+    edited = message(1, body=b"edited")._replace(state=1, extra=(1,))
+    await archiver.handle(batch([record(6, edited), record(7, message(5))]))
+    assert archive.asked == 4, "a change"
+    assert archive.messages["acme", "room", 1] == edited.encode()
+    waiting = batch([record(8, message(6)), record(9, message(7))])
+    archive.unavailable = True
+    with pytest.raises(StoreUnavailable):
+        await archiver.handle(waiting)
+    archive.unavailable = False
+    asked = archive.asked
+    await archiver.handle(waiting)
+    assert archive.asked == asked + 2, "what a failure may have left"
+    assert not letters.letters
+
+
 async def test_an_unavailable_archive_moves_nothing_and_is_retried(
     archiver: HistoryArchiver, archive: MemoryArchive, letters: RememberedLetters
 ) -> None:

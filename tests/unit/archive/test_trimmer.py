@@ -11,7 +11,7 @@ import pytest
 
 from qim_streams.archive import trimmer as module
 from qim_streams.archive.memory_archive import MemoryArchive
-from qim_streams.archive.ports import ArchivedCopy, ArchivedMessage, Dropped
+from qim_streams.archive.ports import ArchivedCopy, ArchivedMessage, Covered, Dropped, Silent
 from qim_streams.archive.service import HistoryArchiver
 from qim_streams.archive.tiers import HotThenArchive
 from qim_streams.archive.trimmer import HotTierTrimmer, TrimPolicy
@@ -25,12 +25,12 @@ class Hot:
     """A hot tier that remembers what it was told, and may be away."""
 
     away: bool = False
-    noted: list[tuple[int, list[tuple[str, str]]]] = field(default_factory=list)
+    noted: list[tuple[int, list[Covered]]] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
     failed: int = 0
     broken: bool = False
 
-    async def note(self, partition: int, conversations: Sequence[tuple[str, str]], at_ms: int) -> list[int]:
+    async def note(self, partition: int, conversations: Sequence[Covered], at_ms: int) -> list[int]:
         if self.broken:
             raise ZeroDivisionError
         if self.away:
@@ -39,7 +39,7 @@ class Hot:
         self.noted.append((partition, list(conversations)))
         return [1] * len(conversations)
 
-    async def silent(self, partition: int, before_ms: int, limit: int) -> list[tuple[str, str, int]]:
+    async def silent(self, partition: int, before_ms: int, limit: int) -> list[Silent]:
         return []
 
     async def drop(
@@ -163,7 +163,7 @@ async def test_the_number_of_waiting_conversations_is_bounded(monkeypatch: pytes
     trimmer = made(MemoryArchive(), hot)
     trimmer.note(0, [one for room in "abcde" for one in archived([1], room)])
     await trimmer.work()
-    assert hot.noted == [(0, [(TENANT, "a"), (TENANT, "b"), (TENANT, "c")])]
+    assert hot.noted == [(0, [(TENANT, "a", 1), (TENANT, "b", 1), (TENANT, "c", 1)])]
     trimmer.note(0, archived([1], "d"))
     await trimmer.work()
     assert len(hot.noted) == 2, "there is room again"
