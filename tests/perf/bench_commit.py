@@ -1,10 +1,33 @@
 """Commit: what the writer makes of a send before the script is called. Spec: §3."""
 
+import asyncio
+import itertools
+
+from qim_streams.commit.admission import Admission, AdmissionLimits
+from qim_streams.commit.lane_services import SendJob
+from qim_streams.commit.outcome import SendOutcome, SendRequest, SendStatus
 from qim_streams.commit.rules import payload_digest
 from qim_streams.placement import mailbox_shard, outbox_partition
 from qim_streams.records import decode_message, message_head
+from qim_streams.testing.memory_tier import MemoryHotTier
+from qim_streams.testing.memory_writer import WriterRig
 from tests.perf.registry import Case, always, benchmark
-from tests.perf.samples import BODY, CHAT, MESSAGE, PARTITION, PARTITIONS, PEER, SHARDS, TENANT
+from tests.perf.samples import (
+    BODY,
+    CHAT,
+    DEVICE,
+    MESSAGE,
+    PARTITION,
+    PARTITIONS,
+    PEER,
+    SENDER,
+    SENDER_ORDINAL,
+    SHARDS,
+    TENANT,
+)
+
+GROUP, CHATS = 64, 200
+REQUEST = SendRequest(TENANT, CHAT, SENDER, SENDER_ORDINAL, DEVICE, "m-000000000017", BODY, PEER)
 
 
 @benchmark("commit.payload_digest")
@@ -18,6 +41,38 @@ def tail() -> Case[bytes]:
     """The bytes of a message that the script puts a head in front of."""
     head = message_head(MESSAGE.conversation_seq, MESSAGE.membership_version)
     return Case(MESSAGE.tail, lambda data: decode_message(head + data) == MESSAGE)
+
+
+@benchmark("commit.admission")
+def admission() -> Case[SendOutcome | None]:
+    """What a send is asked before it waits; each has an id of its own."""
+    rules, numbers = Admission(AdmissionLimits(65_536, 500, 0)), itertools.count()
+    return Case(
+        lambda: rules.check(REQUEST._replace(client_message_id=f"m-{next(numbers)}")), lambda one: one is None
+    )
+
+
+@benchmark("commit.lane_64")
+def lane() -> Case[int]:
+    """A group of sends to direct chats through a lane on a store in memory, until all are answered."""
+    loop = asyncio.new_event_loop()
+    rig = WriterRig(MemoryHotTier(lambda *_: 0), [])
+    loop.run_until_complete(rig.take(0))
+    requests = [loop.run_until_complete(rig.direct(f"a{n}", f"b{n}", "x", BODY)) for n in range(CHATS)]
+    numbers = itertools.count()
+
+    async def call() -> int:
+        outcomes: list[SendOutcome] = []
+        jobs = [
+            SendJob(requests[n % CHATS]._replace(client_message_id=f"m-{n}"), outcomes.append, 1e18)
+            for n in itertools.islice(numbers, GROUP)
+        ]
+        rig.writer.submit(jobs)
+        while len(outcomes) < GROUP:
+            await asyncio.sleep(0)
+        return sum(one.status is SendStatus.COMMITTED for one in outcomes)
+
+    return Case(lambda: loop.run_until_complete(call()), always(GROUP))
 
 
 @benchmark("placement.outbox_partition")

@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 from tests.perf.processes import MeasurementError, Servers, cpu_s, rss_mb
 
 SAMPLE_S = 0.1
-STALLED_S = 60.0
+STALLED_S = 45.0
 FROM, TO = 0.1, 0.9
 Progress = Callable[[], Awaitable[int]]
 
@@ -90,7 +90,8 @@ async def watch(
             return drain
         servers.check_workers()
         if now_s - moved_s > STALLED_S:
-            raise MeasurementError(f"nothing moved for {STALLED_S:.0f} s: {done} of {dict(totals)}")
+            said = servers.log_ends()
+            raise MeasurementError(f"nothing moved for {STALLED_S:.0f} s: {done} of {dict(totals)}\n{said}")
         await asyncio.sleep(SAMPLE_S)
 
 

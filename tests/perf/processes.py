@@ -138,6 +138,11 @@ class Servers:
         for worker in self.workers:
             worker.check()
 
+    def log_ends(self) -> str:
+        """The last lines that each worker said."""
+        ends = [(worker.name, tail(worker.child.log_path)) for worker in self.workers]
+        return "\n".join(line for name, lines in ends for line in (f"--- {name}", *lines))
+
     def stop_workers(self) -> None:
         """Stop all workers, the youngest first."""
         while self.workers:

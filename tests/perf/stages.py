@@ -19,7 +19,7 @@ from tests.perf.processes import MeasurementError, Servers
 FANOUT, MAILBOX = "fanout", "mailbox"
 DISPATCH_TOPIC, PUSH_TOPIC = "qim.dispatch.v1", "qim.push.v1"
 ENTRIES = "{s:*}:mb:*"
-SETTLE_S = 20.0
+SETTLE_S, CREATE_S = 20.0, 30.0
 
 
 class Pair(Protocol):
@@ -141,12 +141,18 @@ class Baseline:
         await count_entries(self._client, f"{base.ENTRY_KEYS}*", then_drop=True)
 
     def _make_topics(self) -> None:
+        """Changelogs too: a stock worker that starts before its new changelog is known loses its first event
+        to an exception."""
+        counts = self._counts | {
+            base.PINNED_CHANGELOG: self._counts[base.OUTBOX],
+            base.WATERMARKS_CHANGELOG: self._counts[base.DISPATCH],
+        }
         admin = AdminClient({"bootstrap.servers": self._servers.settings.brokers, "log_level": 0})
         wanted = [
-            NewTopic(name, num_partitions=count, replication_factor=1) for name, count in self._counts.items()
+            NewTopic(name, num_partitions=count, replication_factor=1) for name, count in counts.items()
         ]
         for future in admin.create_topics(wanted).values():
-            future.result(30)
+            future.result(CREATE_S)
 
 
 async def drain(servers: Servers, pair: Pair, tally: Tally, stages: Sequence[str]) -> Drain:

@@ -6,6 +6,8 @@ from typing import Any
 import faust
 
 OUTBOX, DISPATCH, PUSH = "baseline.outbox", "baseline.dispatch", "baseline.push"
+PINNED_CHANGELOG = "baseline-fanout-pinned-changelog"  # as Faust names them
+WATERMARKS_CHANGELOG = "baseline-mailbox-watermarks-changelog"
 ENTRY_KEYS = "baseline:mb:"
 BROKERS, REDIS_URL, DATA_DIR = "BASELINE_BROKERS", "BASELINE_REDIS_URL", "BASELINE_DATA_DIR"
 OUTBOX_PARTITIONS, SHARDS, PUSH_PARTITIONS = "BASELINE_OUTBOX", "BASELINE_SHARDS", "BASELINE_PUSH"
