@@ -137,7 +137,11 @@ class QimClient:
             if self._http is None:
                 self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
             pending, self._pending = self._pending, []
-            self._stream.give(pending)
+            try:
+                self._stream.give(pending)
+            except Exception as failure:  # noqa: BLE001 - the application's: it did not take what was kept
+                self._fail(failure)
+                return
             name = f"qim-client-{self.session.device_id}"
             self._task = asyncio.create_task(self._run(self._http), name=name)
 

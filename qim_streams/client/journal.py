@@ -199,6 +199,9 @@ class Journal:
         self.write()
         await self.drained()
         self._broken = True
-        if self._pool is not None:
-            self._pool.shutdown(wait=False)
-        self._store.close()
+        if self._pool is None:
+            self._store.close()
+            return
+        pool, self._pool = self._pool, None
+        await asyncio.get_running_loop().run_in_executor(pool, self._store.close)
+        pool.shutdown(wait=False)

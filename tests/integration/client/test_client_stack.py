@@ -22,7 +22,7 @@ from qim_streams.client import (
     SyncFinished,
 )
 from qim_streams.client.store import Rebuild
-from qim_streams.wire.frames import Auth, Event, Frame, HistoryPage, PushEvents, SendAck
+from qim_streams.wire.frames import Auth, AuthOk, Event, Frame, HistoryPage, PushEvents, SendAck
 from tests.integration.client.conftest import ENTRIES_MAX
 from tests.integration.scenarios.conftest import QUICK, Cast, Person
 from tests.support.frame_proxy import Passage
@@ -259,6 +259,9 @@ async def test_A10_an_overrun_mailbox_is_rebuilt_from_history(cast: Cast, tmp_pa
     assert len(set(screen.bodies())) == count + 1
     assert screen.count(RebuildRequired) == 1
     assert phone.gaps == []
+    auths = [frame for one in proxy.passages for frame in one.to_client if isinstance(frame, AuthOk)]
+    assert (auths[0].after_seq, auths[0].has_offline) == (auths[0].sync_to_seq, False)  # an empty cursor
+    assert auths[1].after_seq == auths[0].sync_to_seq, "§8 (6): the fresh cursor"
     await phone.checkpoint()
     await phone.close()
     phone = await open_client(ben, path, screen)

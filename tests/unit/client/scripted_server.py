@@ -111,6 +111,7 @@ class ScriptedServer:
         self.log: dict[str, list[Event]] = defaultdict(list)  # user -> mailbox
         self.members: dict[str, list[str]] = {}
         self.history: dict[str, list[Message]] = defaultdict(list)  # conversation -> all messages
+        self.ranges: dict[str, tuple[tuple[int, int | None], ...]] = {}  # what may be read; default: all
         self.before_page: Callable[[PullHistory], object] | None = None
         self.trim = -1
         self.watermark = -1
@@ -332,7 +333,7 @@ class ScriptedServer:
         last = max(messages, default=0)
         limit = min(frame.limit, self.faults.history_page)
         walk = PageWalk(
-            Scope(((0, None),), last, last),
+            Scope(self.ranges.get(frame.conversation_id, ((0, None),)), last, last),
             PageQuery(frame.direction == "newer", frame.anchor, limit, 1 << 20),
         )
         while (span := walk.next_span(1_000)) is not None:

@@ -149,6 +149,22 @@ async def test_a_callback_that_fails_gets_the_same_events_again(server: Scripted
         await eventually(lambda: seen.bodies == [b"1"])
 
 
+async def test_a_callback_that_fails_on_what_was_pending_stops_the_client(server: ScriptedServer) -> None:
+    store = MemoryStore()
+    async with client_of(server, "ann", store=store) as ann:  # nobody iterates
+        await server.publish(ROOM, "bob", b"1", BOTH)
+        await ann.checkpoint()
+
+    def fail(_: Sequence[Delivery]) -> None:
+        raise RuntimeError("application")
+
+    ann = QimClient(server.url, "ann", "ann-1", store=store, on_deliveries=fail)
+    with pytest.raises(ClientStopped, match="application"):
+        await ann.connect(5)
+    await ann.close()
+    assert [one.message.body for one in store.load().pending] == [b"1"]
+
+
 async def test_an_application_that_is_behind_is_noted_every_256_events(server: ScriptedServer) -> None:
     store = MemoryStore()
     ann = client_of(server, "ann", store=store)

@@ -9,6 +9,7 @@ from scripted_server import Goodbye, LiveLost, ScriptedServer
 
 from qim_streams.client import (
     ClientOptions,
+    Disconnected,
     MemoryStore,
     QimClient,
     SqliteStore,
@@ -422,10 +423,12 @@ async def test_give_up_and_bad_arguments(server: ScriptedServer) -> None:
 async def test_a_preferred_endpoint_is_followed_and_given_up_when_nobody_is_there(
     server: ScriptedServer,
 ) -> None:
-    async with client_of(server, "ann", connect_timeout_s=1.0) as ann:
+    screen = Screen()
+    async with client_of(server, "ann", screen, connect_timeout_s=1.0) as ann:
         await server.say(Goodbye("moved", 0, "ws://127.0.0.1:9/ws"))
-        await eventually(lambda: ann.keeper.url == "ws://127.0.0.1:9/ws")
         await eventually(lambda: ann.is_online and server.accepted == 2)
+    ends = [one for one in screen.all if type(one) is Disconnected]
+    assert [one.reason.partition(":")[0] for one in ends] == ["moved"] + ["ClientConnectorError"] * 3
 
 
 async def test_a_lost_live_stream_before_online_is_pulled_afterwards(server: ScriptedServer) -> None:

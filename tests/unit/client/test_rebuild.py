@@ -19,7 +19,7 @@ from qim_streams.client import (
     SqliteStore,
 )
 from qim_streams.client.store import Rebuild
-from qim_streams.wire.frames import Auth, Event, PullHistory, PullMailbox, SyncComplete
+from qim_streams.wire.frames import Auth, Event, HistoryBreak, PullHistory, PullMailbox, SyncComplete
 from tests.support.waiting import eventually
 
 OTHER = "other"
@@ -158,6 +158,25 @@ async def test_a_rebuild_that_was_cut_and_killed_goes_on_page_by_page(
     again = SqliteStore(path)
     assert (again.load().rebuild, again.load().history) == (Rebuild.PARTIAL, {})
     again.close()
+
+
+async def test_what_was_never_for_this_user_is_a_break_and_no_gap(server: ScriptedServer) -> None:
+    """A11, G1: he left after 5 and came back after 9; what is hidden stays so, the rest is one order."""
+    store, screen = MemoryStore(), Screen()
+    await been_here(server, store)
+    for n in range(4, 13):
+        server.store(ROOM, "bob", f"{n}".encode(), BOTH if n <= 5 or n > 9 else ["bob"])
+    trim_all(server)
+    server.ranges[ROOM] = ((0, 5), (9, None))
+    server.faults.history_page = 2
+    async with client_of(server, "ann", screen, store=store) as ann:
+        await eventually(lambda: screen.count(RebuildFinished) == 1)
+        await server.publish(ROOM, "bob", b"13", BOTH)
+        await eventually(lambda: len(screen.bodies) == 6)
+        assert ann.gaps == []
+    assert seqs_of(screen, ROOM) == [4, 5, 10, 11, 12, 13]
+    (closed,) = marks(screen, HistoryClosed)
+    assert closed == HistoryClosed(ROOM, 5, (HistoryBreak(6, 9, "not_member"),), 0)
 
 
 async def test_history_that_is_refused_leaves_a_marked_gap_and_no_silence(server: ScriptedServer) -> None:
