@@ -215,7 +215,9 @@ class CassandraSession:
         cluster: Any = None
         try:
             cluster = await asyncio.to_thread(make_cluster, self.options)
-            session = await asyncio.to_thread(cluster.connect, self._keyspace)
+            session = await asyncio.to_thread(cluster.connect)
+            if self._keyspace is not None:  # by itself: else a missing one looks like a missing host
+                await asyncio.to_thread(session.set_keyspace, self._keyspace)
         except BaseException as error:
             if cluster is not None:
                 await asyncio.to_thread(cluster.shutdown)

@@ -20,6 +20,7 @@ def test_the_node_listens_on_loopback_and_keeps_everything_in_its_directory() ->
     folders = [value for name, value in found.items() if name.endswith("_directory")]
     assert all(str(folder).startswith("/data/") for folder in folders)
     assert found["data_file_directories"] == ["/data/data"]
+    assert found["commitlog_sync"] == "batch", "it has no replicas, so what it acknowledges is on its disk"
 
 
 def test_the_archiver_gets_by_with_the_servers_own_bounds_for_batches() -> None:
