@@ -34,7 +34,12 @@ _HEAD = struct.Struct(">BQQ")  # version, conversation_seq, membership_version: 
 _U32 = struct.Struct("<I")
 
 
-def _typed(what: str, values: list[Any], kinds: tuple[Any, ...]) -> None:
+_new = (
+    tuple.__new__
+)  # a record from a tuple that is known to fit: a NamedTuple's own __new__ costs twice as much
+
+
+def _typed(what: str, values: tuple[Any, ...], kinds: tuple[Any, ...]) -> None:
     if all(map(isinstance, values, kinds)):
         return
     for index, kind in enumerate(kinds):
@@ -92,10 +97,12 @@ def decode_message(data: bytes) -> MessageRecord:
     version, seq, membership_version = _HEAD.unpack_from(data)
     if version != 1:
         raise RecordError(f"MessageRecord: version {version}, this reader knows version 1")
-    fields = unpack_fields(bytes(data[_HEAD.size :]), 13, "MessageRecord")
+    fields = unpack_fields(data, 13, "MessageRecord", _HEAD.size)
     _typed("MessageRecord", fields, _MESSAGE_KINDS)
-    _id16("MessageRecord", fields[2], fields[3])
-    return MessageRecord._make([seq, membership_version, *fields[:13], tuple(fields[13:])])
+    if not (len(fields[2]) == ID_BYTES == len(fields[3])):
+        _id16("MessageRecord", fields[2], fields[3])
+    extra = fields[13:]
+    return _new(MessageRecord, (seq, membership_version, *fields[:13], extra))
 
 
 class OutboxRecord(NamedTuple):
@@ -116,18 +123,21 @@ class OutboxRecord(NamedTuple):
         return pack_fields(self[:4] + self.extra)
 
 
+_OUTBOX_KINDS = (bytes, int, int, (dict, type(None)))
+
+
 def decode_outbox(data: bytes) -> OutboxRecord:
     """An OutboxRecord from its bytes; RecordError if they are not one."""
     fields = unpack_fields(data, 4, "OutboxRecord")
-    _typed("OutboxRecord", fields, (bytes, int, int, (dict, type(None))))
+    _typed("OutboxRecord", fields, _OUTBOX_KINDS)
     members = fields[3]
     if members is not None:
         for shard, part in members.items():
-            if not (isinstance(shard, int) and isinstance(part, list) and len(part) == 2):
+            if not (isinstance(shard, int) and type(part) is tuple and len(part) == 2):
                 raise RecordError("OutboxRecord: members is not {shard: [version, ordinals]}")
-            _typed("OutboxRecord.members", part, (int, bytes))
-        members = {shard: (part[0], part[1]) for shard, part in members.items()}
-    return OutboxRecord(fields[0], fields[1], fields[2], members, tuple(fields[4:]))
+            if not (type(part[0]) is int and type(part[1]) is bytes):
+                _typed("OutboxRecord.members", part, (int, bytes))
+    return _new(OutboxRecord, (*fields[:4], fields[4:]))
 
 
 class GroupDispatch(NamedTuple):
@@ -170,10 +180,11 @@ def decode_dispatch(data: bytes) -> GroupDispatch:
     """A GroupDispatch from its bytes; RecordError if they are not one."""
     fields = unpack_fields(data, 20, "GroupDispatch")
     _typed("GroupDispatch", fields, _DISPATCH_KINDS)
-    _id16("GroupDispatch", fields[1], fields[2], fields[5])
+    if not (len(fields[1]) == len(fields[2]) == ID_BYTES == len(fields[5])):
+        _id16("GroupDispatch", fields[1], fields[2], fields[5])
     if fields[19] is not None and len(fields[19]) % 4:
         raise RecordError("GroupDispatch: members is not a sequence of u32")
-    return GroupDispatch._make([*fields[:20], tuple(fields[20:])])
+    return _new(GroupDispatch, (*fields[:20], fields[20:]))
 
 
 class UserMailboxEntry(NamedTuple):
@@ -203,7 +214,7 @@ def decode_entry(data: bytes) -> UserMailboxEntry:
     fields = unpack_fields(data, 9, "UserMailboxEntry")
     _typed("UserMailboxEntry", fields, _ENTRY_KINDS)
     _id16("UserMailboxEntry", fields[1])
-    return UserMailboxEntry._make([*fields[:9], tuple(fields[9:])])
+    return _new(UserMailboxEntry, (*fields[:9], fields[9:]))
 
 
 class Presence(NamedTuple):
@@ -279,16 +290,22 @@ class PushBatch(NamedTuple):
 def decode_push(data: bytes) -> PushBatch:
     """A PushBatch from its bytes; RecordError if they are not one."""
     fields = unpack_fields(data, 5, "PushBatch")
-    _typed("PushBatch", fields, (str, int, int, list, list))
+    _typed("PushBatch", fields, (str, int, int, tuple, tuple))
     try:
         items = [
-            PushItem(seq, ordinal, body, [Recipient(*one) for one in recipients], at)
+            _new(PushItem, (seq, ordinal, body, [_recipient(one) for one in recipients], at))
             for seq, ordinal, body, recipients, at in fields[3]
         ]
         ready = [PresenceReady(*one) for one in fields[4]]
     except (TypeError, ValueError) as error:
         raise RecordError(f"PushBatch: malformed item ({error})") from error
     return PushBatch(fields[0], fields[1], fields[2], items, ready)
+
+
+def _recipient(fields: tuple[Any, ...]) -> Recipient:
+    if len(fields) != 6:
+        raise ValueError(f"a recipient of {len(fields)} fields")
+    return _new(Recipient, fields)
 
 
 def pack_ordinals(ordinals: list[int]) -> bytes:
