@@ -1,8 +1,8 @@
 """Admission of messages in the writer: form, size, and how often one sender may speak in a large group.
 
-Invariants: bounded memory (`senders_max` recent senders, `conversations_max` sizes); the rate never refuses
-a repeat, because the store is asked with `refuse_new` and answers repeats as always; a sender forgotten
-under pressure may speak once too early, never too late.
+Invariants: bounded memory (`senders_max` recent senders, `conversations_max` sizes, as many well-formed
+ids); the rate never refuses a repeat, because the store is asked with `refuse_new` and answers repeats as
+always; a sender forgotten under pressure may speak once too early, never too late.
 
 Spec: §3.1, §3.2.
 """
@@ -17,6 +17,7 @@ from qim_streams.lru import LruMap
 SENDERS_MAX = 200_000
 CONVERSATIONS_MAX = 200_000
 _SenderKey = tuple[str, str, str]  # tenant, conversation, sender
+_FORMED_MAX = 65_536  # ids that come together again and again, found well-formed
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class Admission:
         self._limits = limits
         self._last_ms: LruMap[_SenderKey, int] = LruMap(senders_max, senders_max)
         self._large: LruMap[tuple[str, str], bool] = LruMap(conversations_max, conversations_max)
+        self._formed: LruMap[tuple[str | None, ...], bool] = LruMap(_FORMED_MAX, _FORMED_MAX)
 
     def check(self, request: SendRequest) -> SendOutcome | None:
         """The refusal of a request that is wrong in itself, None when it may go on."""
@@ -48,13 +50,16 @@ class Admission:
                 "BODY_TOO_LARGE",
                 f"the body has {len(request.body)} bytes, over {self._limits.body_bytes_max}",
             )
-        named = request[0], request[1], request[2], request[4], request[5]
-        if not all(map(is_text_id, named)):
-            return refused(
-                "FIELD_INVALID", "tenant, conversation, sender, device or client_message_id: not an id"
-            )
-        if request.to_user_id is not None and not is_text_id(request.to_user_id):
-            return refused("FIELD_INVALID", "to_user_id is not an id")
+        tenant_id, conversation_id, sender_id, _, device_id, client_message_id, _, to_user_id, _ = request
+        named = tenant_id, conversation_id, sender_id, device_id, to_user_id
+        if named not in self._formed:
+            if to_user_id is not None and not is_text_id(to_user_id):
+                return refused("FIELD_INVALID", "to_user_id is not an id")
+            if not all(map(is_text_id, named[:4])):
+                return refused("FIELD_INVALID", "tenant, conversation, sender or device is not an id")
+            self._formed.put(named, True)
+        if not is_text_id(client_message_id):
+            return refused("FIELD_INVALID", "client_message_id is not an id")
         return None
 
     def waits_ms(self, requests: Sequence[SendRequest], now_ms: int) -> list[int]:

@@ -77,7 +77,8 @@ class MsgpackCodec:
     def encode(self, frame: Frame) -> bytes:
         """See `Codec.encode`."""
         cls = type(frame)
-        return bytes(_pack({NAME_FIELD: NAME_OF[cls], **SCHEMA_OF[cls].plain(frame)}))
+        data: bytes = _pack({NAME_FIELD: NAME_OF[cls], **SCHEMA_OF[cls].plain(frame)})
+        return data
 
     def encode_event(
         self,

@@ -1,13 +1,14 @@
 """How a frame is read from decoded msgpack or JSON: a schema made from an annotated class.
 
-Invariants: only `Malformed` leaves `take*`, and it names the field; a field with a default may be absent
-or null; unknown fields are ignored, so that a newer peer may add some.
+Invariants: only `Malformed` leaves `take*`, and it names the field; every kind refuses None; a field with
+a default may be absent or null; unknown fields are ignored, so that a newer peer may add some.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
+from qim_streams.errors import InvariantViolation
 from qim_streams.wire.kinds import Kind, ListOf, Malformed
 
 
@@ -21,15 +22,19 @@ class Field(NamedTuple):
     meaning: str
 
 
+# How a field is read from one of the two forms: name, take, required, default.
+_Reading = tuple[str, Callable[[Any], Any], bool, Any]
+_new = tuple.__new__  # what `_make` of a NamedTuple does, without counting
+
+
 class Schema:
     """The fields of a NamedTuple class whose annotations are ``Annotated[type, Kind, meaning]``."""
 
     def __init__(self, cls: type[Any]) -> None:
         self.cls = cls
         self.fields = tuple(_field(cls, name, hint) for name, hint in _hints(cls))
-        self._make: Callable[[Sequence[Any]], Any] = cls._make
-        self._binary = tuple((f.name, f.kind.take, f.required, f.default) for f in self.fields)
-        self._text = tuple((f.name, f.kind.take_text, f.required, f.default) for f in self.fields)
+        self._binary = [(f.name, f.kind.take, f.required, f.default) for f in self.fields]
+        self._text = [(f.name, f.kind.take_text, f.required, f.default) for f in self.fields]
         self._is_flat = not any(isinstance(field.kind, ListOf | Struct) for field in self.fields)
         self._give = tuple((f.name, f.kind.give_text) for f in self.fields)
 
@@ -43,34 +48,43 @@ class Schema:
 
     def plain(self, value: Any) -> dict[str, Any]:
         """The msgpack map of a value; None is left out, nested structures become maps."""
-        pairs = zip(self.cls._fields, value, strict=True)
-        if self._is_flat:
-            return {name: v for name, v in pairs if v is not None}
-        return {name: _plain(v) for name, v in pairs if v is not None}
+        if not self._is_flat:
+            pairs = zip(self.cls._fields, value, strict=True)
+            return {name: _plain(v) for name, v in pairs if v is not None}
+        found = dict(zip(self.cls._fields, value, strict=True))
+        return {name: v for name, v in found.items() if v is not None} if None in value else found
 
     def plain_text(self, value: Any) -> dict[str, Any]:
         """The JSON object of a value; None is left out."""
         pairs = zip(self._give, value, strict=True)
         return {name: give(v) for (name, give), v in pairs if v is not None}
 
-    def _read(
-        self, raw: dict[Any, Any], fields: Sequence[tuple[str, Callable[[Any], Any], bool, Any]]
-    ) -> Any:
-        values = []
-        name = ""
+    def _read(self, raw: dict[Any, Any], fields: Sequence[_Reading]) -> Any:
         get = raw.get
         try:
-            for name, take, required, default in fields:
-                value = get(name)
-                if value is not None:
-                    values.append(take(value))
-                elif required:
-                    raise Malformed("is missing")
-                else:
-                    values.append(default)
+            # `take` refuses the None of a required field that is absent, as it does any wrong value.
+            values = [
+                take(value) if (value := get(name)) is not None or required else default
+                for name, take, required, default in fields
+            ]
+        except Malformed:
+            raise _explained(raw, fields) from None
+        return _new(self.cls, values)
+
+
+def _explained(raw: dict[Any, Any], fields: Sequence[_Reading]) -> Malformed:
+    """Why `raw` cannot be read: the first field that is wrong. Asked only when there is one."""
+    for name, take, required, _ in fields:
+        value = raw.get(name)
+        if value is None:
+            if required:
+                return Malformed("is missing").inside(name)
+            continue
+        try:
+            take(value)
         except Malformed as error:
-            raise error.inside(name) from None
-        return self._make(values)
+            return error.inside(name)
+    raise InvariantViolation("a frame was refused and has no wrong field")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Gateway: sends from a socket's bytes and back, pushes to sockets, the internal RPC. Spec: §3, §6."""
 
 import asyncio
+import atexit
 from collections.abc import Sequence
 from typing import Any
 
@@ -190,7 +191,7 @@ def deliver() -> Case[int]:
 def round_trip() -> Case[int]:
     """Sends of one turn of a gateway through a socket to a writer that answers at once."""
     loop = asyncio.new_event_loop()
-    links = loop.run_until_complete(_linked())
+    links, server = loop.run_until_complete(_linked())
 
     async def call() -> int:
         done, outcomes = asyncio.Event(), list[SendOutcome]()
@@ -205,10 +206,15 @@ def round_trip() -> Case[int]:
         await done.wait()
         return sum(outcome == COMMITTED for outcome in outcomes)
 
+    async def close() -> None:
+        await links.close()
+        await server.close()
+
+    atexit.register(lambda: loop.run_until_complete(close()))
     return Case(lambda: loop.run_until_complete(call()), always(CALLS))
 
 
-async def _linked() -> WriterLinks:
+async def _linked() -> tuple[WriterLinks, RpcServer]:
     leases = MemoryLeaseStore(MemoryHotTier(lambda *_: 0))
     writer: Any = PromptWriter()
     server = RpcServer(writer, NOTHING, b"p" * 32, NOTHING)
@@ -217,4 +223,4 @@ async def _linked() -> WriterLinks:
     assert isinstance(grant, Grant)
     links = WriterLinks(leases, b"p" * 32, "gw", 1)
     await links.start()
-    return links
+    return links, server
