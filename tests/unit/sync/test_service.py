@@ -86,3 +86,40 @@ async def test_lost_positions_are_expired() -> None:
     sync = SyncService(world.store, world.epochs, Unknown(), SIGNER)
     with pytest.raises(SyncVerdict, match="CURSOR_EXPIRED"):
         await sync.open(ADDRESS, SIGNER.issue(ADDRESS, 1, 2))
+
+
+async def test_a_takeover_in_the_middle_of_auth_cuts_no_cursor_short() -> None:
+    """The epoch was read, then a new owner moved W: the session's cursor names the epoch of that W."""
+    world = await world_of(5)
+
+    class Moved:
+        async def current(self, shard: int) -> int:
+            epoch = world.epochs.epoch
+            world.take_over()
+            await world.write(5)
+            return epoch
+
+    sync = SyncService(world.store, Moved(), world.epochs, SIGNER)
+    opening = await sync.open(ADDRESS, None)
+    assert (opening.sync_to_seq, opening.here.shard_epoch) == (5, world.epochs.epoch)
+    cursor = sync.cursor(ADDRESS, opening.here.shard_epoch, opening.session.complete())
+    assert (await service(world).open(ADDRESS, cursor)).after_seq == 5
+
+
+async def test_after_a_loss_what_lies_above_the_boundary_is_pulled_again() -> None:
+    """§14.4: the store forgot seqs 3 and 4, a new owner wrote them again; the device has them already."""
+    world = await world_of(3)
+    before = world.store.snapshot()
+    await world.write(3)
+    await world.write(4)
+    cursor = SIGNER.issue(ADDRESS, 1, 4)
+    world.store.restore(before)
+    world.tail = 2
+    world.take_over()
+    with pytest.raises(SyncVerdict, match="CURSOR_INVALID"):  # not yet written again: explicit, not a wait
+        await service(world).open(ADDRESS, cursor)
+    await world.write(3)
+    await world.write(4)
+    with pytest.raises(SyncVerdict) as caught:
+        await service(world).open(ADDRESS, cursor)
+    assert (caught.value.code, caught.value.fields["replay_from_seq"]) == ("CURSOR_REBASED", 3)
