@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
 
+from qim_streams.archive.ports import ArchivedMessage
 from qim_streams.errors import AdmissionRefused, StoreUnavailable, SyncVerdict
 from qim_streams.history.rules import UNREADABLE, UNUSED, Break, HistoryPage
 from qim_streams.history.service import PAGES_AT_ONCE_MAX, READS_MAX, SETTLE_S
@@ -95,6 +96,24 @@ async def test_an_unreachable_archive_is_an_error_and_no_shorter_page() -> None:
     world.store.unavailable = True
     with pytest.raises(StoreUnavailable):
         await world.service().page(reader(), newer(20))
+
+
+async def test_each_tier_is_asked_for_what_it_should_have() -> None:
+    """Two stretches in the archive with a hot one between them: two ranges of it, none wider than needed."""
+    world = chat_of(60)
+    await world.archive_up_to(60)
+    world.trim(*range(1, 17), *range(33, 41))
+    asked: list[tuple[int, ...]] = []
+    read = world.archive.range
+
+    async def spied(tenant: str, chat: str, *numbers: int) -> list[ArchivedMessage]:
+        asked.append(numbers)
+        return await read(tenant, chat, *numbers)
+
+    world.archive.range = spied  # type: ignore[assignment, method-assign]
+    assert seqs(await world.service().page(reader(), newer(0, 60))) == list(range(1, 61))
+    assert asked == [(0, 16, 16), (32, 48, 16)]
+    assert world.store.reads == 1
 
 
 async def test_a_hole_is_told_and_passed() -> None:
