@@ -29,7 +29,10 @@ from qim_streams.errors import ConfigError
 
 LAYOUT_VERSION = 1
 LAYOUT_ID = "archive"
-_OFFSET_BITS: Final = 40
+# With 12 bits of revision above, every stamp is a time before 2006: servers refuse times in the future, and
+# what an operator deletes stays deleted. 38 bits of offset last 8 years at 1,000 records/s in a partition;
+# beyond, the larger of two records of one seq stands.
+_OFFSET_BITS: Final = 38
 _OFFSET_MAX: Final = (1 << _OFFSET_BITS) - 2
 BUCKET_SEQS_DEFAULT = 1_000  # 1 KB messages: 1 MB a partition; 64 KiB ones: 64 MB, below the advised 100
 BUCKET_SEQS_MIN, BUCKET_SEQS_MAX = 10, 100_000

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 RANGE_LIMIT_MAX = 1_000  # messages in one answer of `range`
 SEQ_MAX = 2**63 - 1  # of an archived message; a store may keep it as a signed number of 64 bits
-REVISION_MAX = 2**22 - 1
+REVISION_MAX = 4_095  # changes of one message
 
 
 @dataclass(frozen=True, slots=True)

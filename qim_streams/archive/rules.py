@@ -39,9 +39,16 @@ class Reading(Generic[R]):
 
 
 def revision_of(message: MessageRecord) -> int:
-    """Which state of the message the record holds: its first extra field if that is a number, else 0."""
+    """Which state of the message the record holds: its first extra field if that is a number, else 0.
+
+    RecordError for a number that no revision can have.
+    """
     first = message.extra[0] if message.extra else 0
-    return first if isinstance(first, int) and 0 <= first <= REVISION_MAX else 0
+    if not isinstance(first, int):
+        return 0
+    if not 0 <= first <= REVISION_MAX:
+        raise RecordError(f"MessageRecord: revision {first} is not between 0 and {REVISION_MAX}")
+    return first
 
 
 def read_message(record: LogRecord) -> tuple[ArchivedMessage, int]:

@@ -147,14 +147,14 @@ async def test_doubt_that_lasts_is_said_and_moves_no_watermark(
     archive: CassandraArchive, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The outcome is UNKNOWN: some of it is there. The caller repeats, and then it is settled."""
-    monkeypatch.setattr(archive, "_settle_s", 0.02)
+    monkeypatch.setattr(archive, "_settle_s", 0.3)
     cluster.fate = lambda number: "answer lost"
     with pytest.raises(StoreUnavailable, match="not settled") as raised:
         await archive.store(0, messages(1, 5), 4)
     assert raised.value.outcome is Outcome.UNKNOWN
     assert len(cluster.messages()) == 5
     assert cluster.watermark() == -1
-    assert len(cluster.rounds) > 2
+    assert len(cluster.rounds) >= 2, "it was tried again"
     cluster.fate = lambda number: "applied"
     await archive.store(0, messages(1, 5), 4)
     assert cluster.watermark() == 4

@@ -2,6 +2,7 @@
 
 import pytest
 
+from qim_streams.archive.ports import REVISION_MAX
 from qim_streams.archive.rules import drop_known, read_batch, read_message, revision_of
 from qim_streams.errors import RecordError
 from qim_streams.records import OUTBOX_RELAYED, MessageRecord
@@ -88,8 +89,13 @@ def edited(seq: int, revision: int, body: bytes = b"edited") -> MessageRecord:
 def test_the_revision_is_the_first_extra_field_if_it_is_a_number() -> None:
     assert revision_of(message(1)) == 0
     assert revision_of(edited(1, 3)) == 3
-    for other in ("later", -1, 2**22, None, b"1"):
+    for other in ("later", None, b"1"):
         assert revision_of(message(1)._replace(extra=(other,))) == 0
+    assert revision_of(edited(1, REVISION_MAX)) == REVISION_MAX
+    for wrong in (-1, REVISION_MAX + 1):
+        with pytest.raises(RecordError, match="revision"):
+            revision_of(edited(1, wrong))
+        assert [bad.offset for bad, _ in read_batch([record(4, edited(1, wrong))]).poison] == [4]
 
 
 def test_a_later_revision_replaces_and_an_earlier_one_is_a_repeat() -> None:
