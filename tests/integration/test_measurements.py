@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.perf import backlog, commit_cost, memory
+from tests.perf import backlog, commit_cost, memory, pull_rate
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -43,3 +43,10 @@ def test_commit_cost(tmp_path: Path) -> None:
     told = tmp_path / "told.json"
     assert commit_cost.main(["--messages", "1000", "--members", "10,100", "--json", str(told)]) == 0
     assert [row["name"] for row in json.loads(told.read_text())["members"]] == ["group of 10", "group of 100"]
+
+
+def test_pull_rate(tmp_path: Path) -> None:
+    told = tmp_path / "told.json"
+    argv = ["--users", "5", "--entries", "130", "--batch", "40", "--json", str(told)]
+    assert pull_rate.main(argv) == 0
+    assert all(row["per_core_s"] > 0 for row in json.loads(told.read_text())["rates"])

@@ -10,6 +10,7 @@
   ``checking`` counts what came out.
 * ``growth``: the same with more workers and more shards.
 * ``commit_cost``: a commit by batch size and by size of the group.
+* ``pull_rate``: an offline sync per entry, in the gateway and in Redis.
 * ``memory``: bytes of Redis per message and entry; with ``--minutes`` a soak (``soak``).
 * ``short``: what ``make bench`` runs, the load generator (``qim bench``) among it.
 
