@@ -8,8 +8,8 @@ them. A slow store works in a thread of its own; the event loop never waits for 
 Invariants: one transaction at a time; things are handed out in the order in which they were added; a
 store or a receiver that fails ends the journal and hands out nothing more, because going on could skip
 what was not kept; the application's progress (`took`) is kept with the next transaction, and at the
-latest when it has caught up, after 256 events, or (a slow store) after 50 ms: so much may be given again
-by the next process when this one is killed.
+latest after 256 events, and when it has caught up, or (a slow store) after 50 ms: so much may be given
+again by the next process when this one is killed.
 
 Spec: §3 (5), §7, §8.
 """
@@ -102,10 +102,10 @@ class Journal:
     def took(self, events: int, caught_up: bool) -> None:
         """The application is done with so many more events; `caught_up`: nothing more lies ready."""
         self._given += events
-        behind = self._given - self._given_kept
-        if behind and (caught_up or behind >= TOOK_MAX):
+        behind, slow = self._given - self._given_kept, self._store.is_slow
+        if behind >= TOOK_MAX or (behind and caught_up and not slow):
             self._keep_taken()
-        elif behind and self._timer is None and self._store.is_slow and not self._broken:
+        elif behind and slow and self._timer is None and not self._broken:
             self._timer = asyncio.get_running_loop().call_later(TOOK_DELAY_S, self._keep_taken)
 
     def _keep_taken(self) -> None:
