@@ -34,9 +34,8 @@ _HEAD = struct.Struct(">BQQ")  # version, conversation_seq, membership_version: 
 _U32 = struct.Struct("<I")
 
 
-_new = (
-    tuple.__new__
-)  # a record from a tuple that is known to fit: a NamedTuple's own __new__ costs twice as much
+# A record from a tuple that is known to fit: a NamedTuple's own __new__ costs twice as much.
+_new = tuple.__new__
 
 
 def _typed(what: str, values: tuple[Any, ...], kinds: tuple[Any, ...]) -> None:

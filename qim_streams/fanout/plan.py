@@ -37,7 +37,8 @@ _ID_START = b"\xc4\x10"  # 16 bytes follow
 
 ShardMap = Mapping[int, tuple[int, bytes | None]]  # shard -> (bitmap version, packed ordinals if inline)
 
-_text_id = lru_cache(maxsize=65_536)(ids.is_text_id)
+_text_id = lru_cache(maxsize=65_536)(ids.is_text_id)  # of names that come again and again
+_new = tuple.__new__
 
 
 class OutboxMessage(NamedTuple):
@@ -52,7 +53,8 @@ class OutboxMessage(NamedTuple):
     @property
     def conversation(self) -> tuple[str, str]:
         """Tenant and conversation."""
-        return self.message.tenant_id, self.message.conversation_id
+        message = self.message
+        return message.tenant_id, message.conversation_id
 
 
 def read_outbox(record: LogRecord, partition: int, partitions: int, mailbox_shards: int) -> OutboxMessage:
@@ -61,27 +63,40 @@ def read_outbox(record: LogRecord, partition: int, partitions: int, mailbox_shar
     Checked: ids, numbers that go into fixed-width fields, that the key names the conversation, that the
     conversation belongs into this partition, and that every shard exists.
     """
-    if record.value is None:
+    value = record.value
+    if value is None:
         raise RecordError("OutboxRecord: a tombstone")
-    outbox = decode_outbox(record.value)
+    outbox = decode_outbox(value)
     message = decode_message(outbox.message)
-    key, home = _place_of(message.tenant_id, message.conversation_id, partitions)
+    (
+        seq, _, tenant_id, conversation_id, _, _, sender_id, ordinal, device_id, client_message_id, _,
+        committed_at, kind, _, _, _,
+    ) = message  # fmt: skip
+    key, home = _place_of(tenant_id, conversation_id, partitions)
     if not key:
         raise RecordError("OutboxRecord: tenant or conversation is not an id")
-    if not (_text_id(message.sender_id) and _text_id(message.sender_device_id)):
+    if not (_text_id(sender_id) and _text_id(device_id)):
         raise RecordError("OutboxRecord: sender or device is not an id")
-    if not ids.is_text_id(message.client_message_id):
+    if not ids.is_text_id(client_message_id):
         raise RecordError("OutboxRecord: client_message_id is not an id")
     if record.key != key:
         raise RecordError("OutboxRecord: the key is not that of its conversation")
     if home != partition:
         raise RecordError(f"OutboxRecord: its conversation does not belong into partition {partition}")
-    if not _numbers_fit(outbox, message):
+    if not (
+        seq >= 1
+        and 0 <= ordinal <= ORDINAL_MAX
+        and 0 <= committed_at <= _U64_MAX
+        and 0 <= kind <= ORDINAL_MAX
+        and 0 <= outbox.fencing_epoch <= _U64_MAX
+    ):
         raise RecordError("OutboxRecord: a number is out of its range")
-    for shard, (_, packed) in (outbox.members or {}).items():
-        if not 0 <= shard < mailbox_shards or not packed or len(packed) % 4:
-            raise RecordError(f"OutboxRecord: members of shard {shard} are malformed")
-    return OutboxMessage(partition, record.offset, key, outbox, message)
+    members = outbox.members
+    if members:
+        for shard, (_, packed) in members.items():
+            if not 0 <= shard < mailbox_shards or not packed or len(packed) % 4:
+                raise RecordError(f"OutboxRecord: members of shard {shard} are malformed")
+    return _new(OutboxMessage, (partition, record.offset, key, outbox, message))
 
 
 @lru_cache(maxsize=65_536)
@@ -90,16 +105,6 @@ def _place_of(tenant_id: str, conversation_id: str, partitions: int) -> tuple[by
     if not (ids.is_text_id(tenant_id) and ids.is_text_id(conversation_id)):
         return b"", -1
     return record_key(tenant_id, conversation_id), outbox_partition(tenant_id, conversation_id, partitions)
-
-
-def _numbers_fit(outbox: OutboxRecord, message: MessageRecord) -> bool:
-    return (
-        message.conversation_seq >= 1
-        and 0 <= message.sender_ordinal <= ORDINAL_MAX
-        and 0 <= message.committed_at <= _U64_MAX
-        and 0 <= message.kind <= ORDINAL_MAX
-        and 0 <= outbox.fencing_epoch <= _U64_MAX
-    )
 
 
 def body_digest(body: bytes) -> bytes:
@@ -143,37 +148,40 @@ def encode_plan(source: OutboxMessage, shards: ShardMap) -> list[tuple[int, byte
 
     The fields that all shards share are packed once; each dispatch is put together from bytes.
     """
-    message = source.message
+    partition, offset, _, outbox, message = source
+    (
+        seq, membership_version, tenant_id, conversation_id, message_id, last_activity_id, sender_id,
+        sender_ordinal, device_id, client_message_id, _, committed_at, kind, _, body, _,
+    ) = message  # fmt: skip
     # The bytes of a packed array of fewer than 16 items are one byte, then those of the items.
-    tenant = _pack((message.tenant_id,))[1:]
     head = _pack(
         (
-            message.message_id,
-            message.conversation_id,
-            message.conversation_seq,
-            message.last_activity_id,
-            message.sender_id,
-            source.outbox.fencing_epoch,
-            message.membership_version,
+            message_id,
+            conversation_id,
+            seq,
+            last_activity_id,
+            sender_id,
+            outbox.fencing_epoch,
+            membership_version,
         )
     )[1:]
     template = _pack(
         (
-            message.kind,
-            message.sender_ordinal,
-            message.sender_device_id,
-            message.client_message_id,
-            body_digest(message.body),
-            source.partition,
-            source.offset,
-            message.committed_at,
+            kind,
+            sender_ordinal,
+            device_id,
+            client_message_id,
+            body_digest(body),
+            partition,
+            offset,
+            committed_at,
         )
     )[1:]
-    before, found = _DISPATCH_START + tenant + _ID_START, []
+    before, found = _DISPATCH_START + _pack(tenant_id) + _ID_START, []
     for shard in sorted(shards):
-        dispatch_id = ids.dispatch_id(message.message_id, shard)
-        parts = (before, dispatch_id, head, _pack((shard,))[1:], template, _pack(shards[shard])[1:])
-        data = b"".join(parts)
+        version, members = shards[shard]
+        dispatch_id = ids.dispatch_id(message_id, shard)
+        data = before + dispatch_id + head + _pack(shard) + template + _pack(version) + _pack(members)
         if len(data) > RECORD_BYTES_MAX:
             raise RecordError(f"GroupDispatch: {len(data)} bytes, over the limit of {RECORD_BYTES_MAX}")
         found.append((shard, data))

@@ -6,7 +6,7 @@ again and dropped by the mailbox stage, whose memory is exact.
 Pure state. Spec: §4, §11.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Generic, TypeVar
 
@@ -36,9 +36,10 @@ class _Generations(Generic[K]):
         self._young: dict[K, int] = {}
         self._old: dict[K, int] = {}
 
-    def get(self, key: K) -> int | None:
-        found = self._young.get(key)
-        return self._old.get(key) if found is None else found
+    def among(self, keys: Iterable[K]) -> dict[K, int]:
+        """The numbers of those of `keys` that are known."""
+        young, old = self._young, self._old
+        return {key: young[key] if key in young else old[key] for key in keys if key in young or key in old}
 
     def update(self, values: dict[K, int]) -> None:
         self._young.update(values)
@@ -55,37 +56,30 @@ class RecentMessages:
 
     def judge(self, messages: Sequence[OutboxMessage]) -> list[Verdict]:
         """The verdict on each message of a batch, in order; remembers nothing."""
-        contents: dict[bytes, int] = {}
-        seqs: dict[tuple[str, str], int] = {}
-        return [self._judged(one, contents, seqs) for one in messages]
-
-    def _judged(
-        self, one: OutboxMessage, contents: dict[bytes, int], seqs: dict[tuple[str, str], int]
-    ) -> Verdict:
-        message = one.message
-        message_id, content = message.message_id, hash(one.outbox.message)
-        before = contents.get(message_id)
-        if before is None:
-            before = self._contents.get(message_id)
-        if before is not None:
-            return Verdict.REPEAT if before == content else Verdict.FORGED
-        conversation, seq = (message.tenant_id, message.conversation_id), message.conversation_seq
-        last = seqs.get(conversation)
-        if last is None:
-            last = self._seqs.get(conversation)
-        contents[message_id] = content
-        seqs[conversation] = seq if last is None else max(seq, last)
-        if last is None or seq == last + 1:
-            return Verdict.NEW
-        return Verdict.AFTER_HOLE if seq > last else Verdict.LATE
+        contents = self._contents.among([one.message.message_id for one in messages])
+        conversations = [one.conversation for one in messages]
+        seqs = self._seqs.among(conversations)
+        verdicts = []
+        for one, conversation in zip(messages, conversations, strict=True):
+            message, content = one.message, hash(one.outbox.message)
+            before = contents.get(message.message_id)
+            if before is not None:
+                verdicts.append(Verdict.REPEAT if before == content else Verdict.FORGED)
+                continue
+            contents[message.message_id] = content
+            seq, last = message.conversation_seq, seqs.get(conversation)
+            if last is not None and seq <= last:
+                verdicts.append(Verdict.LATE)
+                continue
+            seqs[conversation] = seq
+            verdicts.append(Verdict.NEW if last is None or seq == last + 1 else Verdict.AFTER_HOLE)
+        return verdicts
 
     def remember(self, messages: Sequence[OutboxMessage]) -> None:
         """Take over messages whose dispatches are acknowledged."""
-        seqs: dict[tuple[str, str], int] = {}
-        for one in messages:
-            message = one.message
-            conversation = (message.tenant_id, message.conversation_id)
-            last = seqs.get(conversation) or self._seqs.get(conversation) or 0
-            seqs[conversation] = max(last, message.conversation_seq)
+        conversations = [one.conversation for one in messages]
+        seqs = self._seqs.among(conversations)
+        for one, conversation in zip(messages, conversations, strict=True):
+            seqs[conversation] = max(seqs.get(conversation, 0), one.message.conversation_seq)
         self._contents.update({one.message.message_id: hash(one.outbox.message) for one in messages})
         self._seqs.update(seqs)

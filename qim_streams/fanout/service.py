@@ -78,10 +78,10 @@ class FanoutCoordinator:
         verdicts = self._recent.judge(messages)
         todo = []
         for one, verdict in zip(messages, verdicts, strict=True):
-            if verdict in _DISPATCHED_VERDICTS:
-                todo.append(one)
-            elif verdict is Verdict.FORGED:
+            if verdict is Verdict.FORGED:
                 poison.append(self._poisoned(batches, one, "its message_id was used with other content"))
+            elif verdict is not Verdict.REPEAT:
+                todo.append(one)
         planned: list[Planned] = []
         for one, shards in zip(todo, await self._versions.load(todo), strict=True):
             if shards is None:
@@ -92,7 +92,7 @@ class FanoutCoordinator:
         failpoints.hit("fanout.membership_pinned")
         if poison:
             await self._bury(poison)
-        count = await self._append(planned)
+        count = await self._append(self._outgoing(planned))
         failpoints.hit("fanout.all_appended")
         self._recent.remember([one for one, _ in planned])
         for batch in batches:
@@ -108,13 +108,12 @@ class FanoutCoordinator:
             await self._progress.barrier(partition)
 
     def _decode(self, batch: LogBatch, messages: list[OutboxMessage], poison: list[Poison]) -> None:
+        partition, partitions, shards = batch.partition, self._outbox_partitions, self._mailbox_shards
         for record in batch.records:
             try:
-                messages.append(
-                    read_outbox(record, batch.partition, self._outbox_partitions, self._mailbox_shards)
-                )
+                messages.append(read_outbox(record, partition, partitions, shards))
             except RecordError as error:
-                poison.append(Poison(self._outbox_topic, batch.partition, record, str(error)))
+                poison.append(Poison(self._outbox_topic, partition, record, str(error)))
 
     def _poisoned(self, batches: Sequence[LogBatch], one: OutboxMessage, cause: str) -> Poison:
         batch = next(batch for batch in batches if batch.partition == one.partition)
@@ -136,10 +135,10 @@ class FanoutCoordinator:
         for one in found:
             buried[one.partition] = one.record.offset
 
-    async def _append(self, planned: Sequence[Planned]) -> int:
+    async def _append(self, outgoing: Iterator[list[Outgoing]]) -> int:
         """Append all dispatches in order, acknowledged; how many there were."""
         count = 0
-        for part in _parts(self._outgoing(planned)):
+        for part in outgoing:
             if failpoints.armed("fanout.dispatch_appended_some") and len(part) > 1:
                 half = len(part) // 2
                 await self._log.append(part[:half])
@@ -149,25 +148,18 @@ class FanoutCoordinator:
             count += len(part)
         return count
 
-    def _outgoing(self, planned: Iterable[Planned]) -> Iterator[Outgoing]:
+    def _outgoing(self, planned: Iterable[Planned]) -> Iterator[list[Outgoing]]:
+        """All dispatches in order, in parts of at most `DISPATCHES_MAX`."""
         topic = self._dispatch_topic
+        part: list[Outgoing] = []
         for one, shards in planned:
-            for shard, dispatch in encode_plan(one, shards):
-                yield Outgoing(topic, shard, one.key, dispatch)
-
-
-_DISPATCHED_VERDICTS = frozenset({Verdict.NEW, Verdict.AFTER_HOLE, Verdict.LATE})
-
-
-def _parts(outgoing: Iterator[Outgoing]) -> Iterator[list[Outgoing]]:
-    part: list[Outgoing] = []
-    for one in outgoing:
-        part.append(one)
-        if len(part) >= DISPATCHES_MAX:
+            key = one.key
+            part += [Outgoing(topic, shard, key, data) for shard, data in encode_plan(one, shards)]
+            while len(part) >= DISPATCHES_MAX:
+                yield part[:DISPATCHES_MAX]
+                part = part[DISPATCHES_MAX:]
+        if part:
             yield part
-            part = []
-    if part:
-        yield part
 
 
 def _count(
@@ -178,7 +170,7 @@ def _count(
     now_ms: int,
 ) -> None:
     for verdict in Verdict:
-        count = sum(one is verdict for one in verdicts)
+        count = verdicts.count(verdict)
         if count:
             metrics.RECORDS.labels(verdict.value).inc(count)
             if verdict is Verdict.FORGED:
@@ -189,5 +181,5 @@ def _count(
         metrics.RECORDS.labels("poison").inc(len(poison))
     metrics.DISPATCHES.inc(dispatches)
     if planned:
-        oldest = min(one.message.committed_at for one, _ in planned)
+        oldest = min([one.message.committed_at for one, _ in planned])
         metrics.DISPATCHED.observe(max(0.0, (now_ms - oldest) / 1000))
