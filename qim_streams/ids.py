@@ -8,6 +8,7 @@ Spec: §2.
 """
 
 import re
+from functools import lru_cache
 from typing import NewType
 
 from blake3 import blake3
@@ -66,6 +67,7 @@ def event_id(message_id: bytes, user_id: str, kind: int = EVENT_MESSAGE) -> Even
     )
 
 
+@lru_cache(maxsize=65_536)  # whoever talks, talks again; the ids were checked, hence are short
 def direct_conversation_id(tenant_id: str, user_a: str, user_b: str) -> ConversationId:
     """The id of the direct chat of two users, in either order. A user's chat with himself is legal."""
     first, second = sorted((user_a, user_b))

@@ -67,7 +67,7 @@ class WriterLinks:
         self._links: dict[str, WriterLink] = {}
         self._down: dict[str, _Down] = {}
         self._homeless: dict[int, Call] = {}  # waiting for a look-up
-        self._live: dict[int, tuple[Call, WriterLink | None]] = {}
+        self._live: dict[int, Call] = {}
         self._bytes = 0
         self._numbers = itertools.count(1)
         self._closing = False
@@ -180,20 +180,19 @@ class WriterLinks:
     def _begin(self, call: Call) -> None:
         number = call.number = next(self._numbers)
         self._bytes += call.nbytes
-        self._live[number] = (call, None)
+        self._live[number] = call
         self._route(number, call)
 
     def _route(self, number: int, call: Call) -> None:
         """Give a call to the link of the partition's owner, or let it wait for a look-up."""
         address = self._owner.get(call.partition)
         link = None if address is None else self._link(address)
+        call.link = link
         if link is None:
-            self._live[number] = (call, None)
             self._homeless[number] = call
             if self._looking is None:
                 self._looking = asyncio.create_task(self._look_up(), name="writer-look-up")
             return
-        self._live[number] = (call, link)
         link.push(call)
 
     def _link(self, address: str) -> WriterLink | None:
@@ -237,8 +236,9 @@ class WriterLinks:
                 self._route(call.number, call)
 
     def _end(self, number: int, fields: list[Any] | None) -> None:
-        call, _ = self._live.pop(number)
-        self._homeless.pop(number, None)
+        call = self._live.pop(number)
+        if call.link is None:
+            self._homeless.pop(number, None)
         self._bytes -= call.nbytes
         call.answer(call, fields)
 
@@ -278,9 +278,7 @@ class WriterLinks:
         while True:
             await asyncio.sleep(SWEEP_S)
             now_s = asyncio.get_running_loop().time()
-            late = [number for number, (call, _) in self._live.items() if call.deadline_s <= now_s]
-            for number in late:
-                call, link = self._live[number]
-                if link is not None:
-                    link.forget(call)
-                self._end(number, None)
+            for call in [one for one in self._live.values() if one.deadline_s <= now_s]:
+                if call.link is not None:
+                    call.link.forget(call)
+                self._end(call.number, None)

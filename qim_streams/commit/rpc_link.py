@@ -28,7 +28,7 @@ HEARTBEAT_S = 5.0
 
 class Call:
     """A request of this process. `answer(call, fields)` is called exactly once; the fields are None
-    when there was no answer.
+    when there was no answer. `nbytes` is about what it takes in a frame.
 
     `handed`: it has left to a writer that has not answered yet. `unsure`: such a writer will never answer.
     """
@@ -38,6 +38,7 @@ class Call:
         "args",
         "deadline_s",
         "handed",
+        "link",
         "nbytes",
         "number",
         "op",
@@ -59,6 +60,7 @@ class Call:
         self.deadline_s, self.nbytes, self.answer = deadline_s, nbytes, answer
         self.handed = self.unsure = False
         self.number = 0  # of the owner of the links
+        self.link: WriterLink | None = None  # that has it now
         self.rid = 0  # of the link that has it now
 
 
@@ -154,28 +156,28 @@ class WriterLink:
             await socket.close()  # the reader ends, and with it the link
 
     def _next_frame(self) -> bytes:
+        """Calls up to about FRAME_TARGET_BYTES, by what they count for in the bound of their owner."""
         now_s = asyncio.get_running_loop().time()
-        items: list[bytes] = []
-        size = count = 0
+        items: list[tuple[object, ...]] = []
+        size = 0
         for call in self._out:
-            left_ms = max(0, int((call.deadline_s - now_s) * 1_000))
-            packed = rpc_protocol.pack((call.rid, call.op, left_ms, call.args))
+            left_ms = int((call.deadline_s - now_s) * 1_000)
+            items.append((call.rid, call.op, left_ms if left_ms > 0 else 0, call.args))
             call.handed = True
-            items.append(packed)
-            size += len(packed)
-            count += 1
+            size += call.nbytes
             if size >= rpc_protocol.FRAME_TARGET_BYTES:
                 break
-        del self._out[:count]
-        return rpc_protocol.frame_of(items)
+        del self._out[: len(items)]
+        return rpc_protocol.pack(items)
 
     async def _read(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         async for message in socket:
             if message.type is not aiohttp.WSMsgType.BINARY:
                 raise ProtocolError("BAD_FRAME", f"a {message.type.name} frame")
             for fields in rpc_protocol.unpack(message.data):
-                if not isinstance(fields, list) or len(fields) < 2:
+                if type(fields) is not list or len(fields) < 2:
                     raise ProtocolError("BAD_FRAME", "an answer without fields")
                 call = self._pending.pop(fields[0], None)
                 if call is not None:  # else its deadline has passed
-                    self._on_answer(call, fields[1:])
+                    del fields[0]
+                    self._on_answer(call, fields)

@@ -38,7 +38,10 @@ FRAME_TARGET_BYTES: Final = 512 * 1024  # a sender starts another frame from her
 _CLIENT_DOMAIN = b"qim.rpc.client.v1\0"
 _SERVER_DOMAIN = b"qim.rpc.server.v1\0"
 
+_STATUS: Final = {int(status): status for status in SendStatus}
+
 _pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
+_array_header = msgpack.Packer(autoreset=True).pack_array_header
 
 
 class Op(IntEnum):
@@ -58,7 +61,8 @@ class GroupStatus(IntEnum):
 
 def pack(value: object) -> bytes:
     """The bytes of a frame or of a part of one."""
-    return bytes(_pack(value))
+    data: bytes = _pack(value)
+    return data
 
 
 def unpack(data: object, bytes_max: int = FRAME_BYTES_MAX) -> list[Any]:
@@ -76,8 +80,7 @@ def unpack(data: object, bytes_max: int = FRAME_BYTES_MAX) -> list[Any]:
 
 def frame_of(items: Sequence[bytes]) -> bytes:
     """A frame out of packed items."""
-    header: bytes = msgpack.Packer().pack_array_header(len(items))
-    return header + b"".join(items)
+    return b"".join((_array_header(len(items)), *items))
 
 
 # -- handshake
@@ -162,8 +165,8 @@ def read_outcome(fields: Sequence[Any]) -> SendOutcome:
     """A SendOutcome out of an answer without its rid; ProtocolError."""
     try:
         status, message_id, seq, committed_at, code, detail, retry_after_ms = fields[:7]
-        return SendOutcome(SendStatus(status), message_id, seq, committed_at, code, detail, retry_after_ms)
-    except (TypeError, ValueError) as error:
+        return SendOutcome(_STATUS[status], message_id, seq, committed_at, code, detail, retry_after_ms)
+    except (KeyError, TypeError, ValueError) as error:
         raise ProtocolError("BAD_FRAME", f"not an answer to a send: {error}") from error
 
 

@@ -223,8 +223,9 @@ class _Peer:
         """Queue an answer; what is queued in one turn of the loop goes as one frame."""
         if self._closed:
             return  # the caller is gone; it repeats the request and gets the same answer
+        if not self._answers:
+            self._wake.set()
         self._answers.append(rpc_protocol.pack((rid, *fields)))
-        self._wake.set()
 
     async def _send(self) -> None:
         try:

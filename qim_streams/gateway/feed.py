@@ -44,7 +44,7 @@ class LiveFeed:
     def push(self, epoch: int, events: Sequence[PulledEvent]) -> None:
         """Events of the push log, from the owner `epoch` of the user's shard."""
         stream, outbound = self.stream, self._outbound
-        for part in frames_of(events):
+        for part in (events,) if len(events) == 1 else frames_of(events):
             if outbound.is_full and stream.phase is Phase.FLOWING:
                 self._lose("slow_reader", part[-1].mailbox_seq)
             self._send(stream.push(epoch, part))
@@ -132,9 +132,6 @@ class LiveFeed:
 
 def frames_of(events: Sequence[PulledEvent]) -> Iterator[Sequence[PulledEvent]]:
     """`events` in portions that each fit one PUSH_EVENTS frame."""
-    if len(events) == 1:
-        yield events
-        return
     start, size = 0, 0
     for index, event in enumerate(events):
         nbytes = len(event.common_body) + _EVENT_OVERHEAD

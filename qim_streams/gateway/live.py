@@ -184,12 +184,13 @@ class LiveStream:
 
     def _in_order(self, events: Sequence[PulledEvent]) -> list[PulledEvent]:
         """Those of `events` above `position`, which moves behind them."""
-        kept = []
+        kept, last = [], self._place
         for event in events:
             place = _place(event)
-            if place > self._place:
-                self._place = place
+            if place > last:
+                last = place
                 kept.append(event)
+        self._place = last
         return kept
 
     def _drop_held(self) -> None:

@@ -109,8 +109,12 @@ class Outbound:
         """Queue a frame."""
         if self._closed:
             return
-        self._parts += (_header(self._opcode, len(payload)), payload)
-        self._bytes += len(payload) + 10
+        size = len(payload)
+        self._parts += (
+            _HEADER_16(self._opcode, 126, size) if 126 <= size < 65_536 else _header(self._opcode, size),
+            payload,
+        )
+        self._bytes += size + 10
         if not self._corked:
             self._corked = True
             self._cork.add(self)
@@ -124,7 +128,7 @@ class Outbound:
         if transport.is_closing():
             self.close()
             return
-        if self._transport_is_full():
+        if transport.get_write_buffer_size() > TRANSPORT_BYTES_MAX:
             self._stall()
             return
         parts, self._parts, self._bytes = self._parts, [], 0
@@ -162,7 +166,7 @@ class Outbound:
     async def _unstall(self) -> None:
         try:
             await self._drain()
-            if self._transport_is_full():
+            if self._transport.get_write_buffer_size() > TRANSPORT_BYTES_MAX:
                 await asyncio.sleep(_RECHECK_S)  # the transport resumes earlier than we do
         except (ConnectionError, OSError):
             self.close()  # the peer is gone; the reader of the socket ends the session
@@ -171,9 +175,6 @@ class Outbound:
         self.flush()
         if self._room is not None:
             self._room.set()
-
-    def _transport_is_full(self) -> bool:
-        return self._transport.get_write_buffer_size() > TRANSPORT_BYTES_MAX
 
 
 def _header(opcode: int, size: int) -> bytes:

@@ -35,7 +35,8 @@ class _Waiting:
         if part is not None and part[0] == epoch:
             part[1].append(event)
         else:
-            self.flush(session)
+            if part is not None:
+                self.flush(session)
             self.events[session] = (epoch, [event])
         self.count += 1
 
@@ -48,9 +49,12 @@ class _Waiting:
 
     def flush_all(self) -> None:
         """Hand over everything."""
-        for session in list(self.events):
-            self.flush(session)
+        events, self.events = self.events, {}
         self.count = 0
+        for session, part in events.items():
+            if session.feed is not None:
+                session.feed.push(*part)
+                failpoints.hit("gateway.push_partial")
 
 
 class Deliveries:
