@@ -57,6 +57,8 @@ class Taken(NamedTuple):
         return DoneDispatch(self.offset, self.dispatch.dispatch_id, self.digest)
 
 
+_NEW = Kind.NEW
+_new = tuple.__new__
 _text_id = lru_cache(maxsize=65_536)(ids.is_text_id)
 
 
@@ -65,18 +67,23 @@ def read_dispatch(record: LogRecord, shard: int) -> GroupDispatch:
 
     What is checked here ends up in keys, ids and fixed-width fields: nothing unchecked goes further.
     """
-    if record.value is None:
+    value = record.value
+    if value is None:
         raise RecordError("GroupDispatch: a tombstone")
-    dispatch = decode_dispatch(record.value)
-    if dispatch.target_mailbox_shard != shard:
-        raise RecordError(f"GroupDispatch: for shard {dispatch.target_mailbox_shard}, read from {shard}")
-    if not (_text_id(dispatch.tenant_id) and _text_id(dispatch.conversation_id)):
+    dispatch = decode_dispatch(value)
+    (
+        tenant_id, dispatch_id, message_id, conversation_id, seq, _, _, _, _, target, kind, ordinal, _, _, _,
+        _, _, committed_at, _, _, _,
+    ) = dispatch  # fmt: skip
+    if target != shard:
+        raise RecordError(f"GroupDispatch: for shard {target}, read from {shard}")
+    if not (_text_id(tenant_id) and _text_id(conversation_id)):
         raise RecordError("GroupDispatch: tenant or conversation is not an id")
-    if not 0 <= dispatch.sender_ordinal <= ORDINAL_MAX:
+    if not 0 <= ordinal <= ORDINAL_MAX:
         raise RecordError("GroupDispatch: the sender's ordinal is not a u32")
-    if dispatch.conversation_seq < 1 or dispatch.committed_at < 0 or dispatch.kind < 0:
+    if seq < 1 or committed_at < 0 or kind < 0:
         raise RecordError("GroupDispatch: a number is out of its range")
-    if dispatch.dispatch_id != ids.dispatch_id(dispatch.message_id, shard):
+    if dispatch_id != ids.dispatch_id(message_id, shard):
         raise RecordError("GroupDispatch: dispatch_id does not belong to message and shard")
     return dispatch
 
@@ -84,18 +91,18 @@ def read_dispatch(record: LogRecord, shard: int) -> GroupDispatch:
 def take(records: Sequence[LogRecord], shard: int, lookup: Lookup) -> list[Taken]:
     """What each record of a batch is. InvariantViolation when the log under an offset was exchanged."""
     taken = [_decoded(record, shard) for record in records]
-    wanted = [one.dispatch.dispatch_id for one in taken if one.dispatch is not None]
+    wanted = [dispatch.dispatch_id for one in taken if (dispatch := one.dispatch) is not None]
     seen = lookup(wanted)
-    first = {one: before for one, before in zip(wanted, seen, strict=True) if before is not None}
-    if not first and len(set(wanted)) == len(wanted):
+    if seen.count(None) == len(seen) == len(set(wanted)):
         return taken  # nothing was seen before: the usual case
+    first = {one: before for one, before in zip(wanted, seen, strict=True) if before is not None}
     return [one if one.dispatch is None else _judged(one, one.dispatch, first) for one in taken]
 
 
 def _decoded(record: LogRecord, shard: int) -> Taken:
     try:
         dispatch = read_dispatch(record, shard)
-        return Taken(record.offset, Kind.NEW, record, dispatch, content_digest(dispatch))
+        return _new(Taken, (record.offset, _NEW, record, dispatch, content_digest(dispatch), "", False))
     except struct.error:
         return Taken(record.offset, Kind.POISON, record, None, cause="GroupDispatch: a number is too large")
     except RecordError as error:

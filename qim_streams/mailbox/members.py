@@ -51,10 +51,10 @@ class MemberBitmaps:
         catching up after a restart; one that cannot be read counts as missing.
         """
         found: list[Members | None] = [
-            None if one.members is None else unpack_ordinals(one.members) for one in dispatches
+            None if (inline := one.members) is None else unpack_ordinals(inline) for one in dispatches
         ]
-        absent = {_key(one): None for one in dispatches if one.members is None}
-        if absent:
+        if None in found:
+            absent = {_key(one): None for one in dispatches if one.members is None}
             known = await self._known(list(absent))
             for index, one in enumerate(dispatches):
                 if one.members is None:

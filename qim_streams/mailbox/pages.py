@@ -11,6 +11,7 @@ Pure. Spec: §5, §14.6.
 
 import struct
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 import msgpack
@@ -38,7 +39,10 @@ class Seen(NamedTuple):
 
     def encode(self) -> bytes:
         """16 bytes."""
-        return _SEEN.pack(self.offset, self.digest)
+        return encode_seen(self.offset, self.digest)
+
+
+encode_seen = _SEEN.pack  # the bytes of a Seen from its offset and digest
 
 
 def decode_seen(data: bytes) -> Seen:
@@ -64,8 +68,8 @@ class Page(NamedTuple):
 
     def encode(self) -> bytes:
         """The page's bytes: about 28 per dispatch."""
-        rows = self.rows
-        deltas = [row.offset - self.first for row in rows]
+        rows, first = self.rows, self.first
+        deltas = [row.offset - first for row in rows]
         return pack_fields(
             (
                 self.first,
@@ -140,27 +144,30 @@ def decode_open(data: bytes) -> OpenProgress:
     )
 
 
+_CONTENT = (
+    "tenant_id",
+    "message_id",
+    "conversation_id",
+    "conversation_seq",
+    "last_activity_id",
+    "sender_id",
+    "membership_version",
+    "target_mailbox_shard",
+    "kind",
+    "sender_ordinal",
+    "sender_device_id",
+    "client_message_id",
+    "body_digest",
+    "committed_at",
+    "bitmap_version",
+)
+_content = itemgetter(*map(GroupDispatch._fields.index, _CONTENT))  # all of them in one step
+
+
 def content_digest(dispatch: GroupDispatch) -> bytes:
     """8 bytes over what must be equal in a repeated dispatch.
 
     Left out is what a legitimate repetition may change: the Outbox record it came from (a relayed
     message lies there twice), the owner's epoch, and whether the members travel inline.
     """
-    content = (
-        dispatch.tenant_id,
-        dispatch.message_id,
-        dispatch.conversation_id,
-        dispatch.conversation_seq,
-        dispatch.last_activity_id,
-        dispatch.sender_id,
-        dispatch.membership_version,
-        dispatch.target_mailbox_shard,
-        dispatch.kind,
-        dispatch.sender_ordinal,
-        dispatch.sender_device_id,
-        dispatch.client_message_id,
-        dispatch.body_digest,
-        dispatch.committed_at,
-        dispatch.bitmap_version,
-    )
-    return blake3(_pack(content)).digest(DIGEST_BYTES)
+    return blake3(_pack(_content(dispatch))).digest(DIGEST_BYTES)

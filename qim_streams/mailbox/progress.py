@@ -37,6 +37,7 @@ from qim_streams.mailbox.pages import (
     decode_open,
     decode_page,
     decode_seen,
+    encode_seen,
     page_end,
     page_key,
 )
@@ -103,9 +104,9 @@ class DispatchProgress:
         """The first occurrence of each id among what was noted so far, None if there is none."""
         state = self._partitions.get(partition)
         rows = self._table.local(partition).read_many([_ID + one for one in dispatch_ids])
-        if state is None or not state.noted:
-            return [None if row is None else decode_seen(row) for row in rows]
-        noted = state.noted
+        noted = state.noted if state is not None else {}
+        if rows.count(None) == len(rows) and noted.keys().isdisjoint(dispatch_ids):
+            return [None] * len(rows)  # the usual case
         found: list[Seen | None] = []
         for one, row in zip(dispatch_ids, rows, strict=True):
             if row is not None:
@@ -132,7 +133,7 @@ class DispatchProgress:
         if state.noted_first is None:
             state.noted_first = first
         state.noted_last = last
-        state.noted.update((row.dispatch_id, row) for row in rows)
+        state.noted.update({row.dispatch_id: row for row in rows})
 
     def write_page(self, partition: int, now_ms: int) -> int | None:
         """Write what was noted as a page with its index entries; durable after `barrier`, then `settle`.
@@ -146,7 +147,7 @@ class DispatchProgress:
         page = Page(first, last, now_ms, rows)
         puts: dict[bytes, bytes | None] = {page_key(first, last): page.encode()}
         local: dict[bytes, bytes | None] = {
-            _ID + row.dispatch_id: Seen(row.offset, row.digest).encode() for row in rows
+            _ID + dispatch_id: encode_seen(offset, digest) for offset, dispatch_id, digest in rows
         }
         local[_MARK] = page_key(first, last)
         if state.open_written:
@@ -194,7 +195,7 @@ class DispatchProgress:
             page = decode_page(value)
             known = self.seen(partition, [row.dispatch_id for row in page.rows])
             puts: dict[bytes, bytes | None] = {
-                _ID + row.dispatch_id: Seen(row.offset, row.digest).encode()
+                _ID + row.dispatch_id: encode_seen(row.offset, row.digest)
                 for row, before in zip(page.rows, known, strict=True)
                 if before is None or before.offset > row.offset or before.offset < page.first
             }
