@@ -101,9 +101,10 @@ class PushReader:
             try:
                 found = await self._consumer.getmany(place, timeout_ms=POLL_MS, max_records=RECORDS_MAX)
                 records = found.get(place, ())
-                self._hold(len(records))
-                if records:
-                    await self._deliver(self._decoded(records))
+                batches = self._decoded(records)
+                self._hold(sum(len(batch.items) for batch in batches))
+                if batches:
+                    await self._deliver(batches)
             except OffsetOutOfRangeError:
                 await self._skip_to_end(place)
             except (KafkaError, OSError, TimeoutError) as error:
@@ -114,10 +115,10 @@ class PushReader:
                 log.exception("a push batch could not be delivered")
                 self._on_gap()
 
-    def _hold(self, records: int) -> None:
+    def _hold(self, events: int) -> None:
         fetcher = self._consumer._fetcher
         # Read by aiokafka for each request.
-        fetcher._fetch_min_bytes, fetcher._fetch_max_wait_ms = self._pace.note(records, time.monotonic())
+        fetcher._fetch_min_bytes, fetcher._fetch_max_wait_ms = self._pace.note(events, time.monotonic())
 
     def _decoded(self, records: Sequence[Any]) -> list[PushBatch]:
         batches = []

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 QUIET_PER_S: Final = 300.0  # records a second below which nothing waits
 WAIT_PER_RECORD_RATE: Final = 1 / 250.0  # milliseconds of wait per record a second
-WAIT_MAX_MS: Final = 12
+WAIT_MAX_MS: Final = 20
 MIN_BYTES: Final = 256 * 1024
 WINDOW_S: Final = 0.1
 _KEEP: Final = 0.5  # weight of the past per window

@@ -10,6 +10,7 @@ What differs from Faust's own thread:
   records were taken before or after it;
 * partitions that must not deliver are paused inside aiokafka, so that neither an unread answer nor a
   useless one holds up the fetches of the rest;
+* records come as plain tuples: aiokafka's frozen dataclass costs more than all else about a record;
 * a failed commit is reported, not a crash: it is only a hint, and the next one covers it.
 
 Spec: §11 rule 1.
@@ -22,6 +23,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
 import aiokafka
+from aiokafka.consumer import fetcher
 from aiokafka.errors import CommitFailedError, ConsumerStoppedError, IllegalStateError, KafkaError
 from aiokafka.structs import OffsetAndMetadata, TopicPartition
 from faust.transport.drivers import aiokafka as driver
@@ -34,6 +36,43 @@ log = logging.getLogger(__name__)
 
 _PREFETCH_BACKOFF_S = 0.01
 _THREAD_CALLS = 8
+
+
+class FetchedRecord(NamedTuple):
+    """What aiokafka's ConsumerRecord holds, with the same names."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    timestamp_type: int
+    key: bytes | None
+    value: bytes | None
+    checksum: int | None
+    serialized_key_size: int
+    serialized_value_size: int
+    headers: Any
+
+
+def _fetched_record(_: Any, tp: TopicPartition, record: Any) -> FetchedRecord:
+    key, value = record.key, record.value
+    return FetchedRecord(
+        tp.topic,
+        tp.partition,
+        record.offset,
+        record.timestamp,
+        record.timestamp_type,
+        key,
+        value,
+        None,
+        -1 if key is None else len(key),
+        -1 if value is None else len(value),
+        record.headers,
+    )
+
+
+# Every consumer of the process; deserializers are used by none of them.
+fetcher.PartitionRecords._consumer_record = _fetched_record
 
 
 class Drained(NamedTuple):
@@ -125,14 +164,14 @@ class StreamConsumerThread(driver.AIOKafkaConsumerThread):
         if not partitions or not self.consumer.flow_active:
             return []
         consumer = self._ensure_consumer()
-        fetcher = consumer._fetcher
-        if consumer._closed or fetcher._closed:
+        fetches = consumer._fetcher
+        if consumer._closed or fetches._closed:
             raise ConsumerStoppedError
-        with fetcher._subscriptions.fetch_context():
-            drained = await fetcher.fetched_records(partitions, timeout=timeout_s, max_records=None)
+        with fetches._subscriptions.fetch_context():
+            drained = await fetches.fetched_records(partitions, timeout=timeout_s, max_records=None)
         hold = self._pace.note(sum(map(len, drained.values())), time.monotonic())
         # Read by aiokafka for each request.
-        fetcher._fetch_min_bytes, fetcher._fetch_max_wait_ms = hold
+        fetches._fetch_min_bytes, fetches._fetch_max_wait_ms = hold
         numbers = self._seek_numbers
         return [
             Drained(TP(tp.topic, tp.partition), numbers.get(tp, 0), records)
