@@ -148,7 +148,9 @@ def dispatch_batches() -> list[Batch]:
     for batch in outbox_batches():
         for record in batch.records:
             one = read_outbox(record, batch.partition, PARTITIONS, SHARDS)
-            places += [(d.target_mailbox_shard, one.key, d.encode()) for d in plan(one, one.outbox.members or {})]
+            places += [
+                (d.target_mailbox_shard, one.key, d.encode()) for d in plan(one, one.outbox.members or {})
+            ]
     return _batches(places)
 
 
@@ -202,9 +204,7 @@ class FreshBodies(CommonBodies):
 
     def __init__(self) -> None:
         super().__init__(self, 10_000)
-        self.rows = {
-            (TENANT, one.conversation_id, one.conversation_seq): one.encode() for one, _ in outbox()
-        }
+        self.rows = {(TENANT, one.conversation_id, one.conversation_seq): one.encode() for one, _ in outbox()}
 
     def forget(self) -> None:
         """Every message is new again."""
