@@ -12,6 +12,7 @@ Spec: §1, §3, §11.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Generic, TypeVar
 
 from qim_streams.archive.ports import REVISION_MAX, ArchivedMessage
@@ -57,21 +58,25 @@ def read_message(record: LogRecord) -> tuple[ArchivedMessage, int]:
         raise RecordError("OutboxRecord: a tombstone; the Outbox has none")
     encoded = decode_outbox(record.value).message
     message = decode_message(encoded)
-    if not (is_text_id(message.tenant_id) and is_text_id(message.conversation_id)):
+    tenant_id, conversation_id, seq = message.tenant_id, message.conversation_id, message.conversation_seq
+    key = _key_of(tenant_id, conversation_id)
+    if not key:
         raise RecordError("MessageRecord: tenant_id or conversation_id is not a legal id")
-    if message.conversation_seq < 1:
-        raise RecordError(f"MessageRecord: conversation_seq {message.conversation_seq}, the first is 1")
-    if record.key != record_key(message.tenant_id, message.conversation_id):
+    if seq < 1:
+        raise RecordError(f"MessageRecord: conversation_seq {seq}, the first is 1")
+    if record.key != key:
         raise RecordError("OutboxRecord: its key names another conversation than the message")
-    archived = ArchivedMessage(
-        message.tenant_id,
-        message.conversation_id,
-        message.conversation_seq,
-        bytes(encoded),
-        revision_of(message),
-        record.offset,
-    )
+    revision = revision_of(message) if message.extra else 0
+    archived = ArchivedMessage(tenant_id, conversation_id, seq, encoded, revision, record.offset)
     return archived, message.committed_at
+
+
+@lru_cache(maxsize=65_536)
+def _key_of(tenant_id: str, conversation_id: str) -> bytes:
+    """The Outbox key of a conversation; empty when an id is none."""
+    if not (is_text_id(tenant_id) and is_text_id(conversation_id)):
+        return b""
+    return record_key(tenant_id, conversation_id)
 
 
 def _replaces(message: ArchivedMessage, stored: bytes) -> bool | None:

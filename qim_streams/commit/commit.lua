@@ -22,80 +22,100 @@ local NO_ID = string.rep('\0', 16)
 local NOTHING = string.rep('\0', 28)
 local ACTIVE, MEMBER = 65, 109 -- 'A', 'm'
 
-local base = string.sub(KEYS[1], 1, -6)
+local call, sub, byte, char, pack, unpack_words = redis.call, string.sub, string.byte, string.char,
+  struct.pack, struct.unpack
+local base = sub(KEYS[1], 1, -6)
+local heads_at, members_at, records_at, dedup_at = base .. 'c:', base .. 'gm:', base .. 'r:', base .. 'd:'
 local retention = ARGV[4]
 local heads, fresh, pending, answers = {}, {}, {}, {}
 
 local function head_of(c)
   local head = heads[c]
   if not head then
-    local v = redis.call('HMGET', base .. 'c:' .. c, 'kind', 'seq', 'last_id', 'mv', 'send_policy',
-      'dismissed', 'active')
+    local v = call('HMGET', heads_at .. c, 'kind', 'seq', 'last_id', 'mv', 'send_policy', 'dismissed', 'active')
     head = {exists = v[1], seq = tonumber(v[2] or '0'), last_id = v[3] or NO_ID, mv = tonumber(v[4] or '0'),
-      admins_only = v[5] == 'admins', dismissed = v[6] == '1', active = tonumber(v[7] or '0')}
+      admins_only = v[5] == 'admins', dismissed = v[6] == '1', active = pack('>I4', tonumber(v[7] or '0')),
+      place = string.gsub(c, ':', '\0', 1) .. '\0', senders = {}}
     heads[c] = head
   end
   return head
 end
 
+-- The row of a member, false when there is none; asked once per sender.
+local function row_of(c, head, sender)
+  local row = head.senders[sender]
+  if row == nil then
+    row = call('HGET', members_at .. c, sender)
+    head.senders[sender] = row
+  end
+  return row
+end
+
 local function is_above(a, b)
-  local a1, a2, a3, a4 = struct.unpack('>I4I4I4I4', a)
-  local b1, b2, b3, b4 = struct.unpack('>I4I4I4I4', b)
+  local a1, a2, a3, a4 = unpack_words('>I4I4I4I4', a)
+  local b1, b2, b3, b4 = unpack_words('>I4I4I4I4', b)
   if a1 ~= b1 then return a1 > b1 end
   if a2 ~= b2 then return a2 > b2 end
   if a3 ~= b3 then return a3 > b3 end
   return a4 > b4
 end
 
+-- Why a message that is not a repeat cannot be committed; nil when it can.
 local function refusal(c, head, sender, id, refuse_new)
   if not head.exists then return NO_CONVERSATION end
-  local row = redis.call('HGET', base .. 'gm:' .. c, sender)
-  if not row or string.byte(row, 1) ~= ACTIVE then return NOT_MEMBER end
+  local row = row_of(c, head, sender)
+  if not row or byte(row, 1) ~= ACTIVE then return NOT_MEMBER end
   if head.dismissed then return DISMISSED end
-  if head.admins_only and string.byte(row, 2) == MEMBER then return NOT_ALLOWED end
+  if head.admins_only and byte(row, 2) == MEMBER then return NOT_ALLOWED end
   if refuse_new then return RATE_LIMITED end
-  if head.behind or not is_above(id, head.last_id) then
-    head.behind = true
-    return CLOCK_BEHIND
-  end
+  if head.behind or not is_above(id, head.last_id) then return CLOCK_BEHIND end
   if head.seq >= SEQ_MAX then return EXHAUSTED end
 end
 
-local function commit(c, head, dedup_key, fixed, tail)
-  local id, committed_at = string.sub(fixed, 17, 32), string.sub(fixed, 33, 40)
-  head.seq, head.last_id, head.dirty = head.seq + 1, id, true
-  local numbers = struct.pack('>I8I8', head.seq, head.mv)
-  local seq_text = string.format('%.0f', head.seq)
-  redis.call('HSET', base .. 'r:' .. c, seq_text, '\1' .. numbers .. tail)
-  redis.call('SET', dedup_key, string.sub(fixed, 1, 32) .. numbers .. committed_at, 'PX', retention)
-  fresh[id] = true
-  pending[#pending + 1] = id
-  pending[#pending + 1] = string.gsub(c, ':', '\0', 1) .. '\0' .. seq_text
-  return string.char(NEW) .. id .. numbers .. committed_at .. struct.pack('>I4', head.active)
+local function repeated(kept, digest)
+  local id = sub(kept, 17, 32)
+  local status = COMMITTED
+  if sub(kept, 1, 16) ~= digest then
+    status = CONFLICT
+  elseif fresh[id] or call('HEXISTS', KEYS[3], id) == 1 then
+    status = RESERVED
+  end
+  return char(status) .. sub(kept, 17) .. '\0\0\0\0'
 end
 
+-- A repeat is a repeat whatever else is the case. One command asks and reserves, since nearly all are new.
 local function answer_of(request)
   local c, sender, fixed = request[1], request[2], request[4]
-  local dedup_key = base .. 'd:' .. c .. ':' .. sender .. ':' .. request[3]
-  local kept = redis.call('GET', dedup_key)
-  if kept then
-    local id = string.sub(kept, 17, 32)
-    local status = COMMITTED
-    if string.sub(kept, 1, 16) ~= string.sub(fixed, 1, 16) then
-      status = CONFLICT
-    elseif fresh[id] or redis.call('HEXISTS', KEYS[3], id) == 1 then
-      status = RESERVED
-    end
-    return string.char(status) .. string.sub(kept, 17) .. '\0\0\0\0'
-  end
+  local dedup_key = dedup_at .. c .. ':' .. sender .. ':' .. request[3]
+  local id, committed_at = sub(fixed, 17, 32), sub(fixed, 33, 40)
   local head = head_of(c)
-  local status = refusal(c, head, sender, string.sub(fixed, 17, 32), string.byte(fixed, 41) == 1)
-  if not status then return commit(c, head, dedup_key, fixed, request[5]) end
-  return string.char(status) .. (status == CLOCK_BEHIND and head.last_id or NO_ID) .. NOTHING
+  local status = refusal(c, head, sender, id, byte(fixed, 41) == 1)
+  if status then
+    local kept = call('GET', dedup_key)
+    if kept then return repeated(kept, sub(fixed, 1, 16)) end
+    if status == CLOCK_BEHIND then
+      head.behind = true
+      return char(status) .. head.last_id .. NOTHING
+    end
+    return char(status) .. NO_ID .. NOTHING
+  end
+  local seq = head.seq + 1
+  local numbers = pack('>I8I8', seq, head.mv)
+  local reservation = sub(fixed, 1, 32) .. numbers .. committed_at
+  if not call('SET', dedup_key, reservation, 'PX', retention, 'NX') then
+    return repeated(call('GET', dedup_key), sub(fixed, 1, 16))
+  end
+  local seq_text = string.format('%.0f', seq)
+  head.seq, head.last_id, head.dirty = seq, id, true
+  call('HSET', records_at .. c, seq_text, '\1' .. numbers .. request[5])
+  fresh[id] = true
+  local count = #pending
+  pending[count + 1], pending[count + 2] = id, head.place .. seq_text
+  return char(NEW) .. id .. numbers .. committed_at .. head.active
 end
 
 local confirmed = {}
-for at = 1, #ARGV[5], 16 do confirmed[#confirmed + 1] = string.sub(ARGV[5], at, at + 15) end
+for at = 1, #ARGV[5], 16 do confirmed[#confirmed + 1] = sub(ARGV[5], at, at + 15) end
 in_slices('HDEL', KEYS[3], confirmed)
 covered(base .. 'tail', ARGV[6])
 
@@ -104,7 +124,7 @@ for index, request in ipairs(cmsgpack.unpack(ARGV[7])) do answers[index] = answe
 in_slices('HSET', KEYS[3], pending)
 for c, head in pairs(heads) do
   if head.dirty then
-    redis.call('HSET', base .. 'c:' .. c, 'seq', string.format('%.0f', head.seq), 'last_id', head.last_id)
+    call('HSET', heads_at .. c, 'seq', string.format('%.0f', head.seq), 'last_id', head.last_id)
   end
 end
 return table.concat(answers)

@@ -14,26 +14,34 @@ from qim_streams.records import RECIPIENT_FLAGS, SENDER_FLAGS, GroupDispatch, Us
 
 EVENT_ORDINAL_MESSAGE = EVENT_MESSAGE
 
+_new = tuple.__new__
+
 
 def recipient_entry(dispatch: GroupDispatch) -> UserMailboxEntry:
     """What every member but the sender gets."""
-    return UserMailboxEntry(
-        kind=dispatch.kind,
-        message_id=dispatch.message_id,
-        conversation_id=dispatch.conversation_id,
-        conversation_seq=dispatch.conversation_seq,
-        sender_id=dispatch.sender_id,
-        flags=RECIPIENT_FLAGS,
-        created_at=dispatch.committed_at,
-        client_message_id=None,
+    return _new(
+        UserMailboxEntry,
+        (
+            dispatch.kind,
+            dispatch.message_id,
+            dispatch.conversation_id,
+            dispatch.conversation_seq,
+            dispatch.sender_id,
+            RECIPIENT_FLAGS,
+            dispatch.committed_at,
+            None,  # client_message_id
+            0,  # visibility_floor
+            (),
+        ),
     )
 
 
 def sender_entry(dispatch: GroupDispatch) -> UserMailboxEntry:
     """What the sender gets."""
-    return recipient_entry(dispatch)._replace(
-        flags=SENDER_FLAGS, client_message_id=dispatch.client_message_id
-    )
+    (kind, message_id, conversation_id, seq, sender_id, _, at, _, floor, extra) = recipient_entry(dispatch)
+    own = dispatch.client_message_id
+    entry = (kind, message_id, conversation_id, seq, sender_id, SENDER_FLAGS, at, own, floor, extra)
+    return _new(UserMailboxEntry, entry)
 
 
 def groups_of(
@@ -43,20 +51,20 @@ def groups_of(
 
     `sender_is_member` says whether `dispatch.sender_ordinal` is among them.
     """
-    tenant, sender = dispatch.tenant_id, dispatch.sender_ordinal
+    tenant, sender, event = dispatch.tenant_id, dispatch.sender_ordinal, EVENT_ORDINAL_MESSAGE
     groups = []
     others = [ordinal for ordinal in ordinals if ordinal != sender] if sender_is_member else ordinals
     if others:
         value = recipient_entry(dispatch).encode()
-        groups.append(EntryGroup(tenant, mailbox_seq, EVENT_ORDINAL_MESSAGE, value, others))
+        groups.append(_new(EntryGroup, (tenant, mailbox_seq, event, value, others)))
     if sender_is_member:
         value = sender_entry(dispatch).encode()
-        groups.append(EntryGroup(tenant, mailbox_seq, EVENT_ORDINAL_MESSAGE, value, (sender,)))
+        groups.append(_new(EntryGroup, (tenant, mailbox_seq, event, value, (sender,))))
     return groups
 
 
 def check_size(groups: Sequence[EntryGroup]) -> None:
     """ValueError when a call has more mailboxes than a store takes at once."""
-    size = sum(len(group.ordinals) for group in groups)
+    size = sum([len(group.ordinals) for group in groups])
     if size > WRITEBATCH_ENTRIES_MAX:
         raise ValueError(f"{size} mailboxes in one call, at most {WRITEBATCH_ENTRIES_MAX}")

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from qim_streams import ids
 from qim_streams.errors import InvariantViolation, RecordError
 from qim_streams.log_ports import LogRecord
-from qim_streams.mailbox.pages import DoneDispatch, Seen, content_digest
+from qim_streams.mailbox.pages import Seen, content_digest
 from qim_streams.placement import ORDINAL_MAX
 from qim_streams.records import GroupDispatch, decode_dispatch
 
@@ -50,11 +50,6 @@ class Taken(NamedTuple):
     def is_done_here(self) -> bool:
         """Whether this offset is the first occurrence of its dispatch (and goes into the page)."""
         return self.kind is Kind.NEW or self.kind is Kind.REPLAY
-
-    def done(self) -> DoneDispatch:
-        """The row of the page."""
-        assert self.dispatch is not None
-        return DoneDispatch(self.offset, self.dispatch.dispatch_id, self.digest)
 
 
 _NEW = Kind.NEW

@@ -31,6 +31,7 @@ from qim_streams.script_pipe import ScriptPipe
 
 _ID_OFFSET = 1
 _FIELD = b"e"
+_U32 = struct.Struct("<I")
 
 
 class RedisMailboxStore:
@@ -129,13 +130,14 @@ class RedisMailboxStore:
 
 
 def _packed(group: EntryGroup) -> tuple[str, str, bytes, bytes]:
-    ordinals = group.ordinals
-    if isinstance(ordinals, array) and ordinals.typecode == "I" and sys.byteorder == "little":
+    tenant_id, mailbox_seq, event_ordinal, value, ordinals = group
+    if len(ordinals) == 1:
+        members = _U32.pack(ordinals[0])
+    elif isinstance(ordinals, array) and ordinals.typecode == "I" and sys.byteorder == "little":
         members = ordinals.tobytes()
     else:
         members = struct.pack(f"<{len(ordinals)}I", *ordinals)
-    stream_id = f"{group.mailbox_seq + _ID_OFFSET}-{group.event_ordinal + _ID_OFFSET}"
-    return group.tenant_id, stream_id, group.value, members
+    return tenant_id, f"{mailbox_seq + _ID_OFFSET}-{event_ordinal + _ID_OFFSET}", value, members
 
 
 def _state(row: list[bytes | None]) -> WatermarkState:

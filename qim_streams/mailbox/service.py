@@ -36,6 +36,7 @@ from qim_streams.mailbox import watermark as rule
 from qim_streams.mailbox.floors import WatermarkFloors
 from qim_streams.mailbox.intake import Kind, Taken, take
 from qim_streams.mailbox.members import Addressed, MemberBitmaps, Members
+from qim_streams.mailbox.pages import DoneDispatch
 from qim_streams.mailbox.ports import MailboxStore
 from qim_streams.mailbox.progress import DispatchProgress
 from qim_streams.mailbox.shards import Shard, ShardLeases
@@ -46,6 +47,8 @@ log = logging.getLogger(__name__)
 
 LogEnd = Callable[[int], Awaitable[int]]
 _NOBODY: list[int] = []
+_NEW, _REPLAY = Kind.NEW, Kind.REPLAY
+_new = tuple.__new__
 
 
 class _Work(NamedTuple):
@@ -164,14 +167,20 @@ class MailboxMaterialiser:
         """Every record with its members, per batch; one whose members are gone becomes poison."""
         loaded = iter(
             await self._members.load(
-                [one.dispatch for taken in batches for one in taken if one.dispatch and one.is_done_here]
+                [
+                    one.dispatch
+                    for taken in batches
+                    for one in taken
+                    if one.dispatch is not None and ((kind := one.kind) is _NEW or kind is _REPLAY)
+                ]
             )
         )
         return [_addressed(taken, loaded) for taken in batches]
 
     async def _bury(self, shard: Shard, taken: Sequence[Taken]) -> None:
         """Set poison aside, once per offset unless the process dies in between."""
-        found = [one for one in taken if one.kind is Kind.POISON and one.offset > shard.buried_through]
+        poison = Kind.POISON
+        found = [one for one in taken if one.kind is poison and one.offset > shard.buried_through]
         if not found:
             return
         forged = sum(one.forged for one in found)
@@ -200,7 +209,11 @@ class MailboxMaterialiser:
 
     def _note(self, work: _Work) -> None:
         shard, taken = work.shard, work.taken
-        rows = [one.done() for one in taken if one.is_done_here]
+        rows = [
+            _new(DoneDispatch, (one.offset, one.dispatch.dispatch_id, one.digest))
+            for one in taken
+            if one.dispatch is not None and ((kind := one.kind) is _NEW or kind is _REPLAY)
+        ]
         shard.noted_through = taken[-1].offset
         self._progress.note(shard.shard, work.batch.previous_offset + 1, shard.noted_through, rows)
         _count(taken, self._now_ms())
@@ -211,22 +224,27 @@ def _addressed(
 ) -> tuple[list[Taken], list[Addressed]]:
     judged, records = [], []
     for one in taken:
-        dispatch = one.dispatch if one.is_done_here else None
-        members = next(loaded) if dispatch is not None else _NOBODY
+        offset, kind, _, dispatch, _, _, _ = one
+        members: Members | None = _NOBODY
+        if kind is _NEW or kind is _REPLAY:
+            members = next(loaded)
+        else:
+            dispatch = None
         if members is None:
             cause = "GroupDispatch: its member bitmap is not in the membership store"
             metrics.ALARMS.labels("members_missing").inc()
             one, dispatch, members = one._replace(kind=Kind.POISON, cause=cause), None, _NOBODY
         judged.append(one)
-        records.append(Addressed(one.offset, dispatch, members))
+        records.append(_new(Addressed, (offset, dispatch, members)))
     return judged, records
 
 
 def _count(taken: Sequence[Taken], now_ms: int) -> None:
+    kinds = [one.kind for one in taken]
     for kind in Kind:
-        count = sum(one.kind is kind for one in taken)
+        count = kinds.count(kind)
         if count:
             metrics.RECORDS.labels(kind.value).inc(count)
-    ages = [one.dispatch.committed_at for one in taken if one.kind is Kind.NEW and one.dispatch is not None]
+    ages = [one.dispatch.committed_at for one in taken if one.kind is _NEW and one.dispatch is not None]
     if ages:
         metrics.MAILBOXED.observe(max(0.0, (now_ms - min(ages)) / 1000))

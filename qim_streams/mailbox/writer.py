@@ -49,9 +49,10 @@ class EntryWriter:
         run: list[EntryGroup] = []
         size, end = 0, shard.coverage
         for one in records:
-            if one.offset <= shard.coverage:
+            offset, dispatch, members = one
+            if offset <= shard.coverage:
                 continue
-            count = len(one.members)
+            count = len(members)
             if size and size + count > self._max:
                 await self._cover(shard, run, end)
                 run, size = [], 0
@@ -60,10 +61,10 @@ class EntryWriter:
                     await self._cover(shard, run, end)
                     run = []
                 await self._write_large(shard, one)
-            elif one.dispatch is not None and count:
-                run.extend(_groups(one.dispatch, one.offset, one.members))
+            elif dispatch is not None and count:
+                run += _groups(dispatch, offset, members)
                 size += count
-            end = one.offset
+            end = offset
         if end > shard.coverage:
             await self._cover(shard, run, end)
 
@@ -74,7 +75,7 @@ class EntryWriter:
         with _resolving(shard):
             stands = await self._store.write_and_advance(shard.shard, shard.epoch, groups, expected, observed)
         metrics.CALLS.labels("advance").inc()
-        metrics.ENTRIES.inc(sum(len(group.ordinals) for group in groups))
+        metrics.ENTRIES.inc(sum([len(group.ordinals) for group in groups]))
         if stands != observed:
             self._moved(shard, expected, stands)
             raise InvariantViolation(
@@ -120,7 +121,7 @@ class EntryWriter:
                 shard.shard, shard.epoch, groups, shard.coverage, record, number
             )
         metrics.CALLS.labels("step").inc()
-        metrics.ENTRIES.inc(sum(len(group.ordinals) for group in groups))
+        metrics.ENTRIES.inc(sum([len(group.ordinals) for group in groups]))
         if stands < 0:
             shard.unsure = True  # reading W back tells what happened to it
         if stands <= number:
@@ -159,9 +160,10 @@ class EntryWriter:
     async def _tear(self, shard: Shard, groups: list[EntryGroup]) -> None:
         """Only where a test asks for it: the states between entries and W, which one call never shows."""
         points = ("mailbox.entries_partial", "mailbox.entries_durable")
-        for point, part in zip(points, (groups[: len(groups) // 2], groups), strict=True):
+        for point, count in zip(points, (len(groups) // 2, len(groups)), strict=True):
             if failpoints.armed(point):
                 at = shard.coverage
+                part = groups[:count]
                 await self._store.write_step(shard.shard, shard.epoch, part, at, f"torn.{at}", 0)
                 failpoints.hit(point)
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from qim_streams.codec import RECORD_BYTES_MAX
 from qim_streams.ids import event_id
 from qim_streams.mailbox.entries import EVENT_ORDINAL_MESSAGE
-from qim_streams.mailbox.members import Addressed, Members
+from qim_streams.mailbox.members import Addressed
 from qim_streams.push.presence import Device, OnlineDevices
 from qim_streams.records import (
     RECIPIENT_FLAGS,
@@ -33,6 +33,7 @@ READY_BYTES = 32
 MENTION_NONE = 0
 RECIPIENTS_MAX = 5_000  # looked up in one go; then other work of the loop gets its turn
 
+_new = tuple.__new__
 _Target = tuple[int, str]  # ConnectionShard, tenant
 
 
@@ -56,13 +57,15 @@ def find_audiences(
     """
     found: Audiences = defaultdict(list)
     count, last = 0, -1
-    for record in records:
-        last = record.offset
-        dispatch = record.dispatch
+    for last, dispatch, members in records:
         if dispatch is None:
             continue
-        for shard, recipients in _by_connection_shard(dispatch, record.members, online).items():
-            found[shard, dispatch.tenant_id].append(Audience(last, dispatch, recipients))
+        devices = online.among(dispatch.tenant_id, members)
+        if not devices:
+            continue
+        tenant = dispatch.tenant_id
+        for shard, recipients in _by_connection_shard(dispatch, devices).items():
+            found[shard, tenant].append(_new(Audience, (last, dispatch, recipients)))
             count += len(recipients)
         if count >= recipients_max:
             yield last, found
@@ -71,29 +74,18 @@ def find_audiences(
         yield last, found
 
 
-def _by_connection_shard(
-    dispatch: GroupDispatch, members: Members, online: OnlineDevices
-) -> dict[int, list[Recipient]]:
+def _by_connection_shard(dispatch: GroupDispatch, devices: Iterable[Device]) -> dict[int, list[Recipient]]:
+    message_id, sender = dispatch.message_id, dispatch.sender_ordinal
     found: dict[int, list[Recipient]] = {}
-    for device in online.among(dispatch.tenant_id, members):
-        recipient = _recipient(dispatch, device)
-        if recipient is not None:
-            found.setdefault(device.connection_shard, []).append(recipient)
+    for _, user_id, ordinal, device_id, shard, connection_id, session_epoch in devices:
+        flags, own_id = RECIPIENT_FLAGS, None
+        if ordinal == sender:
+            if device_id == dispatch.sender_device_id:
+                continue
+            flags, own_id = SENDER_FLAGS, dispatch.client_message_id
+        fields = (connection_id, session_epoch, event_id(message_id, user_id), flags, MENTION_NONE, own_id)
+        found.setdefault(shard, []).append(_new(Recipient, fields))
     return found
-
-
-def _recipient(dispatch: GroupDispatch, device: Device) -> Recipient | None:
-    is_sender = device.ordinal == dispatch.sender_ordinal
-    if is_sender and device.device_id == dispatch.sender_device_id:
-        return None
-    return Recipient(
-        device.connection_id,
-        device.session_epoch,
-        event_id(dispatch.message_id, device.user_id),
-        SENDER_FLAGS if is_sender else RECIPIENT_FLAGS,
-        MENTION_NONE,
-        dispatch.client_message_id if is_sender else None,
-    )
 
 
 def build_batches(
@@ -104,7 +96,7 @@ def build_batches(
         items: list[PushItem] = []
         size = 0
         for item, nbytes in _items(waiting, bodies):
-            if items and size + nbytes > BATCH_BYTES_MAX:
+            if size + nbytes > BATCH_BYTES_MAX and items:
                 yield target, PushBatch(tenant, shard, epoch, items, [])
                 items, size = [], 0
             items.append(item)
@@ -113,17 +105,24 @@ def build_batches(
             yield target, PushBatch(tenant, shard, epoch, items, [])
 
 
-def _items(waiting: Sequence[Audience], bodies: Mapping[bytes, bytes]) -> Iterator[tuple[PushItem, int]]:
+def _items(waiting: Sequence[Audience], bodies: Mapping[bytes, bytes]) -> list[tuple[PushItem, int]]:
+    items = []
     for offset, dispatch, recipients in waiting:
         body = bodies.get(dispatch.message_id)
-        room = BATCH_BYTES_MAX - ITEM_BYTES - len(body or b"")
-        each = RECIPIENT_BYTES + len(dispatch.client_message_id)
-        if body is None or room < each:
+        if body is None:
             continue
-        for start in range(0, len(recipients), room // each):
-            part = recipients[start : start + room // each]
-            item = PushItem(offset, EVENT_ORDINAL_MESSAGE, body, part, dispatch.committed_at)
-            yield item, ITEM_BYTES + len(body) + each * len(part)
+        event, at = EVENT_ORDINAL_MESSAGE, dispatch.committed_at
+        fixed = ITEM_BYTES + len(body)
+        each = RECIPIENT_BYTES + len(dispatch.client_message_id)
+        room = (BATCH_BYTES_MAX - fixed) // each  # recipients beside this body
+        if len(recipients) <= room:
+            item = _new(PushItem, (offset, event, body, recipients, at))
+            items.append((item, fixed + each * len(recipients)))
+        elif room > 0:
+            for start in range(0, len(recipients), room):
+                part = recipients[start : start + room]
+                items.append((_new(PushItem, (offset, event, body, part, at)), fixed + each * len(part)))
+    return items
 
 
 def ready_batches(

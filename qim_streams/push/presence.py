@@ -69,6 +69,15 @@ class EpochTable:
         shard = device.connection_shard
         return self._epochs.get(shard) == device.lease_epoch and shard not in self._gone
 
+    def live(self, devices: Iterable[Device]) -> list[Device]:
+        """Those of `devices` that are live."""
+        epochs, gone = self._epochs, self._gone
+        return [
+            one
+            for one in devices
+            if epochs.get(shard := one.connection_shard) == one.connection_id >> 32 and shard not in gone
+        ]
+
     def update(self, asked: Mapping[int, int], holders: Sequence[Holder | None]) -> set[int]:
         """Take over who holds the leases of `asked` (`known` from before the question).
 
@@ -163,22 +172,16 @@ class OnlineDevices:
         if tenant is None:
             return []
         devices = tenant.devices
-        online: Iterable[int] = (
-            members & tenant.ordinals
-            if isinstance(members, BitMap)
-            else [ordinal for ordinal in members if ordinal in devices]
-        )
-        is_live = self._epochs.is_live
-        return [one for ordinal in online for one in devices[ordinal].values() if is_live(one)]
+        ordinals: Iterable[int] = members & tenant.ordinals if isinstance(members, BitMap) else members
+        found = [one for ordinal in ordinals if (of_user := devices.get(ordinal)) for one in of_user.values()]
+        return self._epochs.live(found) if found else found
 
     def live(self, connection_shards: set[int] | None = None) -> list[Device]:
         """All live devices, or those on some ConnectionShards."""
-        return [
-            one
-            for one in self._sessions.values()
-            if (connection_shards is None or one.connection_shard in connection_shards)
-            and self._epochs.is_live(one)
-        ]
+        devices = self._sessions.values()
+        if connection_shards is None:
+            return self._epochs.live(devices)
+        return self._epochs.live([one for one in devices if one.connection_shard in connection_shards])
 
     def purge(self) -> int:
         """Drop devices whose gateway's lease has passed on; how many."""

@@ -99,17 +99,18 @@ class PushStage:
         before: dict[int, tuple[Shard, int]] = {}
         size = 0
         for shard, records in work:
-            todo = [one for one in records if one.offset > shard.pushed_through]
             online = self._online.get(shard.shard)
             if online is None or not len(online):
-                if todo:
-                    shard.pushed_through = todo[-1].offset
+                if records:
+                    shard.pushed_through = max(shard.pushed_through, records[-1].offset)
                 continue
+            through = shard.pushed_through
+            todo = [one for one in records if one.offset > through]
             for last, audiences in find_audiences(todo, online):
                 before.setdefault(shard.shard, (shard, shard.pushed_through))
                 shard.pushed_through = last
                 found.append((shard, audiences))
-                size += sum(len(one.recipients) for part in audiences.values() for one in part)
+                size += sum([len(one.recipients) for part in audiences.values() for one in part])
                 if size >= RECIPIENTS_MAX:
                     await self._push(found, before)
                     found, before, size = [], {}, 0
@@ -138,16 +139,20 @@ class PushStage:
 
     async def _append(self, batches: Iterable[tuple[int, PushBatch]]) -> None:
         outgoing = []
+        items = recipients = ready = 0
         for target, batch in batches:
             if target >= self._connection_shards:
                 continue  # written under another configuration: nobody reads that partition
             outgoing.append(Outgoing(self._topic, target, None, batch.encode()))
-            metrics.ITEMS.inc(len(batch.items))
-            metrics.RECIPIENTS.inc(sum(len(item.recipients) for item in batch.items))
-            metrics.READY.inc(len(batch.ready))
+            items += len(batch.items)
+            recipients += sum([len(item.recipients) for item in batch.items])
+            ready += len(batch.ready)
         if outgoing:
             await self._log.append(outgoing)
             metrics.BATCHES.inc(len(outgoing))
+            metrics.ITEMS.inc(items)
+            metrics.RECIPIENTS.inc(recipients)
+            metrics.READY.inc(ready)
 
     # -- presence
 

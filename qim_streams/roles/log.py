@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from qim_streams.log_ports import Outgoing
-from qim_streams.streaming.producer import LogProducer, OutgoingRecord
+from qim_streams.streaming.producer import LogProducer
 
 
 class StreamAppender:
@@ -14,4 +14,4 @@ class StreamAppender:
 
     async def append(self, records: Sequence[Outgoing]) -> list[int]:
         """See `LogAppender.append`."""
-        return await self._producer.append([OutgoingRecord(*record) for record in records])
+        return await self._producer.append(records)

@@ -148,9 +148,8 @@ def dispatch_batches() -> list[Batch]:
     for batch in outbox_batches():
         for record in batch.records:
             one = read_outbox(record, batch.partition, PARTITIONS, SHARDS)
-            places += [
-                (d.target_mailbox_shard, one.key, d.encode()) for d in plan(one, one.outbox.members or {})
-            ]
+            planned = plan(one, one.outbox.members or {})
+            places += [(made.target_mailbox_shard, one.key, made.encode()) for made in planned]
     return _batches(places)
 
 

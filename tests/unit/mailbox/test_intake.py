@@ -72,7 +72,7 @@ def test_the_same_offset_again_is_a_replay_not_a_repeat() -> None:
     (one,) = take([record(9, dispatch(1))], 0, lambda ids: [seen])
     assert one.kind is Kind.REPLAY
     assert one.is_done_here
-    assert one.done().offset == 9
+    assert one.offset == 9
 
 
 def test_other_content_under_a_known_id_is_poison() -> None:
