@@ -186,8 +186,8 @@ def render_properties(log_dir: Path, port: int, controller_port: int) -> str:
         "log.segment.bytes": 134_217_728,
         "log.cleaner.dedupe.buffer.size": 67_108_864,
         "log.segment.delete.delay.ms": 5_000,
-        "num.network.threads": 2,
-        "num.io.threads": 4,
+        "num.network.threads": 1,
+        "num.io.threads": 2,
     }
     return "".join(f"{name}={value}\n" for name, value in values.items())
 
