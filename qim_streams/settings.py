@@ -50,10 +50,10 @@ class Settings(BaseSettings):
         "dev", "stack", "column of topics.yaml: dev or production", pattern="^(dev|production)$"
     )
     outbox_partitions: int = _setting(
-        8, "stack", "partitions of qim.outbox.v1; fixed once used", ge=1, le=4096
+        4, "stack", "partitions of qim.outbox.v1; fixed once used", ge=1, le=4096
     )
     mailbox_shards: int = _setting(
-        16, "stack", "partitions of qim.dispatch.v1 = MailboxShards", ge=1, le=4096
+        8, "stack", "partitions of qim.dispatch.v1 = MailboxShards", ge=1, le=4096
     )
     connection_shards: int = _setting(
         4, "stack", "partitions of qim.push.v1 = ConnectionShards", ge=1, le=4096
