@@ -11,8 +11,8 @@ Spec: §3.4, §3.5, §14.3.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from qim_streams import failpoints
 from qim_streams.commit import metrics
@@ -24,8 +24,7 @@ from qim_streams.commit.rules import record_of
 from qim_streams.records import OutboxRecord, record_key
 
 
-@dataclass(frozen=True, slots=True)
-class NewMessage:
+class NewMessage(NamedTuple):
     """A message that the store has numbered for us."""
 
     request: CommitRequest
@@ -94,22 +93,25 @@ class OutboxTail:
         asyncio.ensure_future(durable).add_done_callback(partial(self._acknowledged, new, started_s))
 
     async def _outbox_records(self, new: list[NewMessage]) -> list[OutboxAppend]:
-        snapshots = self._s.snapshots
-        small = [
-            (one.request.tenant_id, one.request.conversation_id, one.result.membership_version)
-            if 0 < one.result.members_active <= snapshots.members_max
-            else None
-            for one in new
-        ]
-        await snapshots.load([wanted for wanted in small if wanted is not None])
-        records = []
-        for one, wanted in zip(new, small, strict=True):
-            message = record_of(one.result, one.request.record_tail)
-            members = snapshots.get(*wanted) if wanted is not None else None
+        await self._s.snapshots.load(
+            [
+                (request.tenant_id, request.conversation_id, result.membership_version)
+                for request, result in new
+                if self._is_small(result)
+            ]
+        )
+        get, records = self._s.snapshots.get, []
+        for request, result in new:
+            tenant, chat = request.tenant_id, request.conversation_id
+            message = record_of(result, request.record_tail)
+            members = get(tenant, chat, result.membership_version) if self._is_small(result) else None
             value = OutboxRecord(message, self._epoch, 0, members).encode()
-            key = record_key(one.request.tenant_id, one.request.conversation_id)
-            records.append(OutboxAppend(self._partition, key, value))
+            records.append(OutboxAppend(self._partition, record_key(tenant, chat), value))
         return records
+
+    def _is_small(self, result: CommitResult) -> bool:
+        """Whether the members travel in the record."""
+        return 0 < result.members_active <= self._s.snapshots.members_max
 
     def _acknowledged(
         self, new: list[NewMessage], started_s: float, appended: "asyncio.Future[list[int]]"
@@ -121,11 +123,11 @@ class OutboxTail:
             failpoints.hit("writer.produce_acked")
             metrics.APPEND_SECONDS.observe(self._s.monotonic() - started_s)
             self._offset = max(self._offset, *appended.result())
-            for one in new:
-                outcome = committed(one.result)
-                for job in self._in_flight.pop(one.result.message_id):
+            for _, result in new:
+                outcome = committed(result)
+                for job in self._in_flight.pop(result.message_id):
                     job.answer(outcome)
-                self._acked[one.result.message_id] = None
+                self._acked[result.message_id] = None
         except Exception as failure:  # noqa: BLE001 - a callback's error would only be logged by the loop
             self._s.on_doubt("an acknowledged group could not be answered", failure)
         self._on_progress()

@@ -30,6 +30,7 @@ from qim_streams.records import MessageRecord, message_head
 NO_ID = bytes(16)
 DIGEST_BYTES = 16
 _DIGEST_DOMAIN = b"qim.payload.v1\0"
+_DIGEST_OF_KIND_0 = _DIGEST_DOMAIN + bytes(2)
 
 ConversationKey = tuple[str, str]  # tenant, conversation
 DedupKey = tuple[str, str, str, str]  # tenant, conversation, sender, client_message_id
@@ -37,7 +38,8 @@ DedupKey = tuple[str, str, str, str]  # tenant, conversation, sender, client_mes
 
 def payload_digest(kind: int, body: bytes) -> bytes:
     """16 bytes over what must be equal when a client_message_id is used again."""
-    return blake3(_DIGEST_DOMAIN + kind.to_bytes(2, "big") + body).digest(DIGEST_BYTES)
+    prefix = _DIGEST_OF_KIND_0 if kind == 0 else _DIGEST_DOMAIN + kind.to_bytes(2, "big")
+    return blake3(prefix + body).digest(DIGEST_BYTES)
 
 
 @dataclass(slots=True)

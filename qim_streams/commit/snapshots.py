@@ -50,7 +50,7 @@ class MemberSnapshots:
 
     async def load(self, wanted: Sequence[Wanted]) -> None:
         """Read what `wanted` lacks, in bulk. Never raises an error of ours: what is missing stays missing."""
-        missing = [one for one in dict.fromkeys(wanted) if self.get(*one) is None]
+        missing = list(dict.fromkeys(one for one in wanted if self.get(*one) is None))
         if not missing:
             return
         try:

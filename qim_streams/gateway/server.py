@@ -30,6 +30,7 @@ GOODBYE_SPREAD_MS: Final = 3_000  # clients come back within this time, by chanc
 DRAIN_ANSWERS_S: Final = 3.0
 DRAIN_STEP_S: Final = 0.02
 BACKLOG: Final = 1_024
+_ENDS: Final = frozenset({WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED, WSMsgType.ERROR})
 
 
 class Socket:
@@ -61,9 +62,10 @@ class Socket:
         session, outbound = self.session, self.session.outbound
         wanted = WSMsgType.BINARY if self._codec.binary else WSMsgType.TEXT
         try:
-            async for message in self._ws:
+            while True:
+                message = await self._ws.receive()
                 if message.type is not wanted:
-                    if message.type is not WSMsgType.ERROR:
+                    if message.type not in _ENDS:
                         session.fail("BAD_FRAME", f"this subprotocol has {wanted.name} messages only")
                     break
                 session.receive(message.data)

@@ -178,17 +178,21 @@ class LogProducer:
 
     def check(self, records: Sequence[OutgoingRecord]) -> None:
         """Raise what `append_nowait` of the same records would raise now; appends nothing."""
+        self._measured(records)
+
+    def append_nowait(self, records: Sequence[OutgoingRecord]) -> "asyncio.Future[list[int]]":
+        """As `append`, but refuses with LogAppendError (NOT_APPLIED) when the producer is full."""
+        return self._submit(records, self._measured(records))
+
+    def _measured(self, records: Sequence[OutgoingRecord]) -> int:
+        """The bytes of records that may be appended now; raises as `append_nowait`."""
         nbytes = self._measure(records)
         if self._waiting or not self._has_room(len(records), nbytes):
             metrics.APPENDS.labels(self.spec.client_id, "full").inc()
             raise LogAppendError(
                 f"the producer holds {self._records} records, {self._bytes} bytes: full", Outcome.NOT_APPLIED
             )
-
-    def append_nowait(self, records: Sequence[OutgoingRecord]) -> "asyncio.Future[list[int]]":
-        """As `append`, but refuses with LogAppendError (NOT_APPLIED) when the producer is full."""
-        self.check(records)
-        return self._submit(records, self._measure(records))
+        return nbytes
 
     def _require_usable(self) -> None:
         if self._fatal is not None:
@@ -199,11 +203,11 @@ class LogProducer:
     def _measure(self, records: Sequence[OutgoingRecord]) -> int:
         self._require_usable()
         total, limit = 0, self.spec.record_bytes_max
-        for record in records:
-            size = len(record.value or b"") + len(record.key or b"")
+        for topic, partition, key, value in records:
+            size = len(value or b"") + len(key or b"")
             if size > limit:
                 raise RecordTooLargeError(
-                    f"a record of {size} bytes for {record.topic}[{record.partition}] is over the limit "
+                    f"a record of {size} bytes for {topic}[{partition}] is over the limit "
                     f"of {limit}; raise record_bytes_max and the topic's max.message.bytes together"
                 )
             total += size

@@ -13,18 +13,48 @@ from qim_streams.script_pipe import PIPELINE_MAX, ScriptPipe
 SCRIPT = Script("return ARGV[1]")
 
 
-class FakePipeline:
-    """Collects calls like a pipeline of the driver."""
+class FakeConnection:
+    """A connection of the driver."""
+
+    socket_timeout: float | None = 10.0
 
     def __init__(self, client: "FakeClient") -> None:
-        self._client, self._calls = client, list[Any]()
+        self._client, self._answers = client, list[Any]()
 
-    def evalsha(self, sha: str, count: int, *rest: Any) -> None:
-        self._calls.append(rest[count])
+    def pack_commands(self, commands: list[Any]) -> list[Any]:
+        """The last argument of each."""
+        return [command[-1] for command in commands]
 
-    async def execute(self, raise_on_error: bool) -> list[Any]:
-        assert not raise_on_error
-        return await self._client.answer(self._calls)
+    async def send_packed_command(self, calls: list[Any]) -> None:
+        """Answers are there at once, or when the gate opens."""
+        self._answers = await self._client.answer(calls)
+
+    async def read_response(self, timeout: float) -> Any:
+        """The next answer."""
+        found = self._answers.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    async def disconnect(self, nowait: bool) -> None:
+        """Counted."""
+        self._client.disconnects += 1
+
+
+class FakePool:
+    """Lends one connection at a time."""
+
+    def __init__(self, client: "FakeClient") -> None:
+        self._free: list[FakeConnection] = [FakeConnection(client)]
+
+    async def get_connection(self) -> FakeConnection:
+        """Fails when the last one was not given back."""
+        return self._free.pop()
+
+    async def release(self, connection: FakeConnection) -> None:
+        """As the next user needs it."""
+        assert connection.socket_timeout == 10.0
+        self._free.append(connection)
 
 
 class FakeClient:
@@ -36,6 +66,8 @@ class FakeClient:
         self.gate.set()
         self.trouble: dict[Any, Exception] = {}
         self.down = False
+        self.disconnects = 0
+        self.connection_pool = FakePool(self)
 
     async def answer(self, calls: list[Any]) -> list[Any]:
         self.round_trips.append(list(calls))
@@ -44,18 +76,8 @@ class FakeClient:
             raise redis_errors.ConnectionError("gone")
         return [self.trouble.pop(call, call) for call in calls]
 
-    async def evalsha(self, sha: str, count: int, *rest: Any) -> Any:
-        (found,) = await self.answer([rest[count]])
-        if isinstance(found, Exception):
-            raise found
-        return found
-
     async def eval(self, source: str, count: int, *rest: Any) -> Any:
         return f"loaded {rest[count]}"
-
-    def pipeline(self, transaction: bool) -> FakePipeline:
-        assert not transaction
-        return FakePipeline(self)
 
 
 @pytest.fixture
@@ -99,6 +121,7 @@ async def test_a_lost_connection_is_everybodys_unknown_outcome(client: FakeClien
     client.down = True
     found = await asyncio.gather(*(call(pipe, n) for n in range(3)), return_exceptions=True)
     assert [type(error) for error in found] == [redis_errors.ConnectionError] * 3
+    assert client.disconnects == 1
     client.down = False
     assert await call(pipe, 9) == 9
 
