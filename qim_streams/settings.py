@@ -52,9 +52,7 @@ class Settings(BaseSettings):
     outbox_partitions: int = _setting(
         4, "stack", "partitions of qim.outbox.v1; fixed once used", ge=1, le=4096
     )
-    mailbox_shards: int = _setting(
-        8, "stack", "partitions of qim.dispatch.v1 = MailboxShards", ge=1, le=4096
-    )
+    mailbox_shards: int = _setting(8, "stack", "partitions of qim.dispatch.v1 = MailboxShards", ge=1, le=4096)
     connection_shards: int = _setting(
         4, "stack", "partitions of qim.push.v1 = ConnectionShards", ge=1, le=4096
     )

@@ -1,6 +1,7 @@
 """One connection to one writer, for `rpc_client`: connect, authenticate, send in batches, read answers.
 
-Calls that are pushed in one turn of the event loop leave as one frame. When the connection breaks, every
+Calls that are pushed in one turn of the event loop leave as one frame; under load a frame is followed by a
+rest of a few milliseconds (`pacing`). When the connection breaks, every
 call without an answer is given back to the owner of the link, which finds the right writer again.
 
 Invariants: a call is given back or answered exactly once; the link ends with its connection and is not
@@ -19,11 +20,13 @@ import aiohttp
 
 from qim_streams.commit import rpc_protocol
 from qim_streams.errors import ProtocolError
+from qim_streams.pacing import Pace
 
 log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 3.0
 HEARTBEAT_S = 5.0
+REST_MAX_MS = 10.0  # between two frames, under load
 
 
 class Call:
@@ -82,6 +85,7 @@ class WriterLink:
         self._pending: dict[int, Call] = {}
         self._rid = 0
         self._wake = asyncio.Event()
+        self._pace = Pace(REST_MAX_MS)
         self._task = asyncio.create_task(self._run(), name=f"link-{address}")
         self.ended = False
         self.connected = False
@@ -149,8 +153,12 @@ class WriterLink:
             while True:
                 await self._wake.wait()
                 self._wake.clear()
+                count = len(self._out)
                 while self._out:
                     await socket.send_bytes(self._next_frame())
+                rest_ms = self._pace.note(count, asyncio.get_running_loop().time())
+                if rest_ms:  # what comes meanwhile makes up the writer's next groups
+                    await asyncio.sleep(rest_ms / 1_000)
         except (aiohttp.ClientError, OSError) as error:
             log.info("link to %s: not sent: %s", self.address, error)
             await socket.close()  # the reader ends, and with it the link

@@ -22,8 +22,8 @@ from aiokafka.structs import TopicPartition
 
 from qim_streams.errors import RecordError, StoreUnavailable
 from qim_streams.gateway.metrics import GatewayCounters
+from qim_streams.pacing import FetchPace, Hold
 from qim_streams.records import PushBatch, decode_push
-from qim_streams.streaming.pacing import FetchPace, Hold
 
 log = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from faust.transport.drivers import aiokafka as driver
 from faust.types import TP
 from mode.threads import MethodQueue
 
-from qim_streams.streaming.pacing import FetchPace, Hold
+from qim_streams.pacing import FetchPace, Hold
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,62 @@
+"""How long work may wait for more of its kind: not at all while it is quiet, a few milliseconds under load.
+
+A request between processes has a price that does not depend on what it brings: a system call, a wake-up of
+a process that has gone cold, a batch through the whole stage. At low rates it goes at once: latency is all
+that counts. At high rates work comes faster than a stage can turn around for each piece of it, and a rest of
+a few milliseconds makes one request out of ten. So the wait grows with the rate that was seen, up to a bound.
+
+Pure: time comes in as an argument.
+"""
+
+from typing import Final, NamedTuple
+
+QUIET_PER_S: Final = 300.0  # pieces of work a second below which nothing waits
+WAIT_PER_RATE: Final = 1 / 250.0  # milliseconds of wait per piece a second
+WINDOW_S: Final = 0.1
+_KEEP: Final = 0.5  # weight of the past per window
+
+FETCH_WAIT_MAX_MS: Final = 20
+FETCH_MIN_BYTES: Final = 256 * 1024
+
+
+class Pace:
+    """The pace of one sender or reader. `wait_max_ms`: the longest rest."""
+
+    def __init__(self, wait_max_ms: float) -> None:
+        self._wait_max_ms = wait_max_ms
+        self._since, self._count, self._rate = 0.0, 0, 0.0
+
+    def note(self, count: int, now_s: float) -> float:
+        """Count work done at `now_s` (a monotonic clock); milliseconds to rest before the next, 0 for none."""
+        self._count += count
+        elapsed = now_s - self._since
+        if elapsed >= WINDOW_S:
+            keep = _KEEP ** min(elapsed / WINDOW_S, 16.0)
+            self._rate = keep * self._rate + (1.0 - keep) * self._count / elapsed
+            self._since, self._count = now_s, 0
+        if self._rate < QUIET_PER_S:
+            return 0.0
+        return min(self._wait_max_ms, self._rate * WAIT_PER_RATE)
+
+
+class Hold(NamedTuple):
+    """What a fetch asks of the broker: answer when there are `min_bytes`, or after `wait_ms`."""
+
+    min_bytes: int
+    wait_ms: int
+
+
+class FetchPace:
+    """What the fetches of one consumer ask for.
+
+    `idle` is what a fetch asks for when it is quiet, and always if it waits for more than one byte: such a
+    consumer is in no hurry at all. Under load the broker holds a fetch instead of answering it at once.
+    """
+
+    def __init__(self, idle: Hold, *, wait_max_ms: int = FETCH_WAIT_MAX_MS) -> None:
+        self._idle, self._pace = idle, Pace(wait_max_ms)
+
+    def note(self, records: int, now_s: float) -> Hold:
+        """Count what a fetch brought at `now_s`; what the next one should ask for."""
+        wait_ms = round(self._pace.note(records, now_s))
+        return self._idle if not wait_ms or self._idle.min_bytes > 1 else Hold(FETCH_MIN_BYTES, wait_ms)
