@@ -27,7 +27,7 @@ class Pace:
         self._since, self._count, self._rate = 0.0, 0, 0.0
 
     def note(self, count: int, now_s: float) -> float:
-        """Count work done at `now_s` (a monotonic clock); milliseconds to rest before the next, 0 for none."""
+        """Count work done at `now_s` (a monotonic clock); milliseconds to rest before the next, or 0."""
         self._count += count
         elapsed = now_s - self._since
         if elapsed >= WINDOW_S:

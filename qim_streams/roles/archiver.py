@@ -15,6 +15,7 @@ Spec: §1 ARCHIVED, §3, §14.8.
 """
 
 import math
+import os
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -41,6 +42,7 @@ from qim_streams.streaming.web import Page, add_page, add_standard_pages
 ROLE = "history-archiver"
 OUTBOX_TOPIC = "qim.outbox.v1"
 FETCH_BYTES, FETCH_WAIT_MS = 256 * 1024, 100
+NICENESS = 5
 
 
 class ArchiverWorker(NamedTuple):
@@ -62,6 +64,8 @@ class _ArchiverRole:
 
     async def open(self) -> None:
         """Take the archive; ConfigError when it is in use or not available."""
+        # Nobody waits for ARCHIVED: where cores are short, the stages that users wait for come first.
+        os.nice(NICENESS)
         settings = self._settings
         self._archive = await open_archive(settings)
         self._redis = connect(settings)

@@ -4,9 +4,9 @@ A lane is the queue of one partition in one assignment. A *sweep* takes what is 
 is not being handled, up to `batch_records_max` records, and hands it to the role as one list of
 `SourceBatch`, one per partition: what a stage pays per call (a store's round trip, an append, a wake-up)
 it pays once per sweep and not once per partition. One sweep is in flight; records that come meanwhile make
-up the next one, so batches grow with the load and no timer delays anything. A sweep that takes longer than
-`OVERTAKE_S` (one huge record, a slow store) is overtaken: the lanes that it does not hold are swept beside
-it. A sweep that fails goes on partition by partition, so that an outage holds only what it touches.
+up the next one, so batches grow with the load and no timer delays anything. A sweep that takes much longer
+than usual, and longer than `OVERTAKE_S` (one huge record, a slow store), is overtaken: the lanes that it does
+not hold are swept beside it. A sweep that fails goes on partition by partition, so that an outage holds only what it touches.
 
 A role without a `checkpoint` has made its batches durable when its handler returns, and they are
 acknowledged. A role with one keeps its positions for a while: after `checkpoint_s`, after
@@ -40,7 +40,10 @@ from qim_streams.streaming.spec import AppSpec, SourceSpec
 log = logging.getLogger(__name__)
 
 OVERTAKE_S: Final = 0.03
+OVERTAKE_TIMES: Final = 4  # much longer than usual
+_USUAL_KEEP: Final = 0.9  # weight of the past per sweep
 _RETRY_FIRST_S: Final = 0.02
+_CLOCK_S: Final = 0.001  # timers may fire that much too early
 
 
 class _Lane:
@@ -49,7 +52,7 @@ class _Lane:
     __slots__ = (
         "busy",
         "chunks",
-        "due",
+        "due_at",
         "epoch",
         "handled_records",
         "next_offset",
@@ -65,7 +68,7 @@ class _Lane:
         self.queued = 0
         self.busy = False  # in a sweep or a checkpoint
         self.handled_records = 0  # since the last checkpoint
-        self.due = False  # they have waited long enough
+        self.due_at = 0.0  # loop time from which they have waited long enough
 
 
 class PartitionLanes:
@@ -84,6 +87,7 @@ class PartitionLanes:
         self._closing = asyncio.Event()
         self._swept_at = 0.0  # loop time at which the newest sweep began
         self._sweeps = 0  # in flight
+        self._usual_s = 0.0  # how long a sweep takes
         self._turn = 0  # where the next sweep begins: nobody is always last
         self._overtake: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -195,7 +199,8 @@ class PartitionLanes:
             return
         loop = asyncio.get_running_loop()
         if self._sweeps:
-            wait_s = self._swept_at + OVERTAKE_S - loop.time()
+            patience_s = max(OVERTAKE_S, OVERTAKE_TIMES * self._usual_s)
+            wait_s = self._swept_at + patience_s - loop.time()
             if wait_s > 0:
                 if self._overtake is None:
                     self._overtake = loop.call_later(wait_s, self._overtake_now)
@@ -270,7 +275,9 @@ class PartitionLanes:
                 return
             for lane, batch in zip(lanes, batches, strict=True):
                 self._handled(lane, batch)
-            self._seconds.observe(loop.time() - started)
+            took_s = loop.time() - started
+            self._usual_s = _USUAL_KEEP * self._usual_s + (1 - _USUAL_KEEP) * min(took_s, 1.0)
+            self._seconds.observe(took_s)
             self._records.observe(sum(len(batch.records) for batch in batches))
             self._ok.inc(len(batches))
             due = [lane for lane in lanes if self._is_due(lane)]
@@ -299,11 +306,14 @@ class PartitionLanes:
         if self.role.checkpoint is None:
             self.acknowledge(lane.partition, lane.previous + 1)
         else:
-            lane.handled_records += count
-            if self._timer is None and not self._closing.is_set():
-                self._timer = asyncio.get_running_loop().call_later(
-                    self.spec.checkpoint_s, self._checkpoints_due
-                )
+            if not lane.handled_records:
+                # Not all lanes at once: the pages of a busy worker are work that others would wait for.
+                wait_s = self.spec.checkpoint_s * random.uniform(0.6, 1.0)
+                lane.handled_records = count
+                lane.due_at = asyncio.get_running_loop().time() + wait_s
+                self._arm()
+            else:
+                lane.handled_records += count
         lane.queued -= count
         self._queued.dec(count)
         if lane.partition in self._full and lane.queued <= self.spec.lane_records_max // 2:
@@ -313,22 +323,29 @@ class PartitionLanes:
 
     def _is_due(self, lane: _Lane) -> bool:
         return lane.handled_records > 0 and (
-            lane.due or lane.handled_records >= self.spec.checkpoint_records_max
+            lane.handled_records >= self.spec.checkpoint_records_max
+            or asyncio.get_running_loop().time() + _CLOCK_S >= lane.due_at
         )
 
+    def _arm(self) -> None:
+        """Wake up when the next lane will be due."""
+        if self._timer is not None or self._closing.is_set():
+            return
+        loop = asyncio.get_running_loop()
+        soon = loop.time() + _CLOCK_S
+        waiting = [one.due_at for one in self._lanes.values() if one.handled_records and one.due_at > soon]
+        if waiting:
+            self._timer = loop.call_at(min(waiting), self._checkpoints_due)
+
     def _checkpoints_due(self) -> None:
-        """Lanes that are at rest take their checkpoint now, the others at the end of their sweep."""
+        """Lanes that are due and at rest take their checkpoint now, others at the end of their sweep."""
         self._timer = None
-        resting = []
-        for lane in self._lanes.values():
-            if lane.handled_records:
-                lane.due = True
-                if not lane.busy:
-                    resting.append(lane)
+        resting = [lane for lane in self._lanes.values() if not lane.busy and self._is_due(lane)]
         if resting:
             for lane in resting:
                 lane.busy = True
             self._start(lambda: self._checkpoint(resting), resting)
+        self._arm()
 
     async def _checkpoint(self, lanes: list[_Lane]) -> None:
         try:
@@ -348,7 +365,7 @@ class PartitionLanes:
         if not await self._retrying(lambda: checkpoint(partitions), what):
             return
         for lane in lanes:
-            lane.handled_records, lane.due = 0, False
+            lane.handled_records = 0
             self.acknowledge(lane.partition, lane.previous + 1)
 
     # -- retries

@@ -42,9 +42,9 @@ def write(tmp_path: Path, content: object) -> Path:
 def test_the_declared_topics_are_valid_and_complete() -> None:
     resolved = topics.load().resolve("dev")
     assert {name: resolved[name].partitions for name in resolved if name.startswith("qim.")} == {
-        "qim.outbox.v1": 8,
-        "qim.dispatch.v1": 16,
-        "qim.presence.v1": 16,
+        "qim.outbox.v1": 4,
+        "qim.dispatch.v1": 8,
+        "qim.presence.v1": 8,
         "qim.push.v1": 4,
         "qim.push-task.v1": 4,
         "qim.membership.v1": 8,
