@@ -59,6 +59,7 @@ class _Lane:
         "partition",
         "previous",
         "queued",
+        "swept",
     )
 
     def __init__(self, partition: int, epoch: int, start: int, previous: int) -> None:
@@ -67,6 +68,7 @@ class _Lane:
         self.chunks: deque[Chunk] = deque()
         self.queued = 0
         self.busy = False  # in a sweep or a checkpoint
+        self.swept = 0  # number of the last sweep that took something
         self.handled_records = 0  # since the last checkpoint
         self.due_at = 0.0  # loop time from which they have waited long enough
 
@@ -88,7 +90,7 @@ class PartitionLanes:
         self._swept_at = 0.0  # loop time at which the newest sweep began
         self._sweeps = 0  # in flight
         self._usual_s = 0.0  # how long a sweep takes
-        self._turn = 0  # where the next sweep begins: nobody is always last
+        self._turn = 0  # sweeps so far
         self._overtake: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
         labels = (spec.role, source.topic)
@@ -192,25 +194,32 @@ class PartitionLanes:
 
     def _sweep(self) -> None:
         """Sweep what is queued, unless the newest sweep has only just begun (then soon, or at its end)."""
-        if self._closing.is_set():
-            return
-        ready = [lane for lane in self._lanes.values() if lane.chunks and not lane.busy]
-        if not ready:
-            return
-        loop = asyncio.get_running_loop()
-        if self._sweeps:
-            patience_s = max(OVERTAKE_S, OVERTAKE_TIMES * self._usual_s)
-            wait_s = self._swept_at + patience_s - loop.time()
-            if wait_s > 0:
-                if self._overtake is None:
-                    self._overtake = loop.call_later(wait_s, self._overtake_now)
+        while not self._closing.is_set():
+            ready = [lane for lane in self._lanes.values() if lane.chunks and not lane.busy]
+            queued = sum(lane.queued for lane in ready)
+            if not ready or not self._may_begin(queued):
                 return
-        lanes, batches = self._take(ready)
-        for lane in lanes:
-            lane.busy = True
-        self._swept_at = loop.time()
-        self._sweeps += 1
-        self._start(lambda: self._handle(lanes, batches), lanes)
+            if queued >= self.spec.batch_records_max // 4:
+                # Half of the lanes: while one sweep waits for a store, the next one works.
+                ready.sort(key=lambda lane: lane.swept)
+                del ready[(len(self._lanes) + 1) // 2 :]
+            lanes, batches = self._take(ready)
+            for lane in lanes:
+                lane.busy = True
+            self._swept_at = asyncio.get_running_loop().time()
+            self._sweeps += 1
+            self._start(partial(self._handle, lanes, batches), lanes)
+
+    def _may_begin(self, queued: int) -> bool:
+        """Whether a sweep may begin beside those in flight; if not, it is tried again in time."""
+        if not self._sweeps or (self._sweeps == 1 and queued >= self.spec.batch_records_max // 8):
+            return True
+        loop = asyncio.get_running_loop()
+        patience_s = max(OVERTAKE_S, OVERTAKE_TIMES * self._usual_s)
+        wait_s = self._swept_at + patience_s - loop.time()
+        if wait_s > 0 and self._overtake is None:
+            self._overtake = loop.call_later(wait_s, self._overtake_now)
+        return wait_s <= 0
 
     def _overtake_now(self) -> None:
         self._overtake = None
@@ -223,30 +232,32 @@ class PartitionLanes:
         task.add_done_callback(self._tasks.discard)
 
     def _take(self, ready: list[_Lane]) -> tuple[list[_Lane], list[SourceBatch]]:
-        """What is queued, up to the bound over all lanes, beginning with another lane each time."""
+        """What is queued, up to the bound over all lanes: a chunk of each in turn, as long as they fit.
+
+        The lane that was left out for longest comes first, so that a backlog of one starves no other.
+        """
         self._turn += 1
-        at = self._turn % len(ready)
-        lanes: list[_Lane] = []
-        batches: list[SourceBatch] = []
-        left = self.spec.batch_records_max
-        for lane in ready[at:] + ready[:at]:
-            first = lane.chunks[0]
-            if batches and len(first.records) > left:
-                continue
-            lane.chunks.popleft()
-            records = first.records
-            left -= len(records)
-            if lane.chunks and len(lane.chunks[0].records) <= left:
-                records = list(records)
-                while lane.chunks and len(lane.chunks[0].records) <= left:
-                    more = lane.chunks.popleft().records
-                    records += more
-                    left -= len(more)
-            lanes.append(lane)
-            batches.append(
-                SourceBatch(self.source.topic, lane.partition, first.generation, records, lane.previous)
-            )
-        return lanes, batches
+        taken: dict[_Lane, list[Chunk]] = {}
+        left, waiting = self.spec.batch_records_max, sorted(ready, key=lambda lane: lane.swept)
+        while waiting:
+            going_on = []
+            for lane in waiting:
+                count = len(lane.chunks[0].records)
+                if taken and count > left:
+                    continue
+                taken.setdefault(lane, []).append(lane.chunks.popleft())
+                left -= count
+                if lane.chunks:
+                    going_on.append(lane)
+            waiting = going_on
+        for lane in taken:
+            lane.swept = self._turn
+        return list(taken), [self._batch(lane, chunks) for lane, chunks in taken.items()]
+
+    def _batch(self, lane: _Lane, chunks: list[Chunk]) -> SourceBatch:
+        first = chunks[0]
+        records = first.records if len(chunks) == 1 else [one for chunk in chunks for one in chunk.records]
+        return SourceBatch(self.source.topic, lane.partition, first.generation, records, lane.previous)
 
     async def _guarded(self, work: Callable[[], Awaitable[None]], lanes: list[_Lane]) -> None:
         where = f"{self.source.topic}{sorted(lane.partition for lane in lanes)}"
