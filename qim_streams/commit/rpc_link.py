@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 3.0
 HEARTBEAT_S = 5.0
-REST_MAX_MS = 10.0  # between two frames, under load
+REST_MAX_MS = 20.0  # between two frames, under load
 
 
 class Call:

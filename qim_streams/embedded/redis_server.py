@@ -164,7 +164,7 @@ def render_config(
         "aof-load-truncated yes",
         "aof-use-rdb-preamble yes",
         "auto-aof-rewrite-percentage 100",
-        "auto-aof-rewrite-min-size 512mb",
+        "auto-aof-rewrite-min-size 1gb",
         'save ""',
         f"maxmemory {memory_mb}mb",
         "maxmemory-policy noeviction",

@@ -28,7 +28,7 @@ from qim_streams.errors import InvariantViolation, StoreError
 from qim_streams.log_ports import LogBatch
 from qim_streams.redis_tier import RedisClient, connect
 from qim_streams.roles.poison import PoisonLetters
-from qim_streams.runtime import now_ms
+from qim_streams.runtime import now_ms, run_in_batches
 from qim_streams.settings import Settings, load_settings
 from qim_streams.streaming import topics
 from qim_streams.streaming.app import StreamApp, build_app
@@ -41,7 +41,7 @@ from qim_streams.streaming.web import Page, add_page, add_standard_pages
 
 ROLE = "history-archiver"
 OUTBOX_TOPIC = "qim.outbox.v1"
-FETCH_BYTES, FETCH_WAIT_MS = 256 * 1024, 100
+FETCH_BYTES, FETCH_WAIT_MS = 1024 * 1024, 250
 NICENESS = 5
 
 
@@ -66,6 +66,7 @@ class _ArchiverRole:
         """Take the archive; ConfigError when it is in use or not available."""
         # Nobody waits for ARCHIVED: where cores are short, the stages that users wait for come first.
         os.nice(NICENESS)
+        run_in_batches()
         settings = self._settings
         self._archive = await open_archive(settings)
         self._redis = connect(settings)

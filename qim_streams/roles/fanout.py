@@ -14,7 +14,7 @@ from qim_streams.redis_tier import connect, translated
 from qim_streams.roles.log import StreamAppender
 from qim_streams.roles.poison import PoisonLetters
 from qim_streams.roles.tracing import partition_of
-from qim_streams.runtime import now_ms, settle_garbage_collection
+from qim_streams.runtime import now_ms, run_in_batches, settle_garbage_collection
 from qim_streams.settings import Settings, load_settings
 from qim_streams.streaming import topics
 from qim_streams.streaming.app import StreamApp, build_app
@@ -66,6 +66,7 @@ def build_fanout(settings: Settings | None = None) -> FanoutWorker:
 
     async def opened() -> None:
         settle_garbage_collection()
+        run_in_batches()
         async with translated():
             await redis.ping()
 

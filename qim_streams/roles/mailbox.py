@@ -31,7 +31,7 @@ from qim_streams.redis_tier import RedisClient, connect
 from qim_streams.roles.log import StreamAppender
 from qim_streams.roles.poison import PoisonLetters
 from qim_streams.roles.tracing import partition_of
-from qim_streams.runtime import now_ms, settle_garbage_collection
+from qim_streams.runtime import now_ms, run_in_batches, settle_garbage_collection
 from qim_streams.script_pipe import ScriptPipe
 from qim_streams.settings import Settings, load_settings
 from qim_streams.streaming import topics
@@ -79,6 +79,7 @@ class _MailboxRole:
         """Take the boot number and connect; ConfigError when the name is in use."""
         settings = self._settings
         settle_garbage_collection()
+        run_in_batches()
         self._boot = Boot.take(settings.state_dir, self._name)
         self._redis = connect(settings)
         self._archive = open_archive_reader(settings)

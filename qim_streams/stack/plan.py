@@ -110,7 +110,18 @@ def plan_roles(
 def _plan(name: str, role: str, env: dict[str, str], port: int, state_dir: Path, web: bool) -> RolePlan:
     if role in STREAM_ROLES:
         env |= {"QIM_WEB_ENABLED": str(web).lower(), "QIM_WEB_PORT": str(port)}
-        argv = [sys.executable, "-m", "faust", "--loop", "uvloop", "-A", STREAM_ROLES[role], "worker", "--loglevel", "info"]
+        argv = [
+            sys.executable,
+            "-m",
+            "faust",
+            "--loop",
+            "uvloop",
+            "-A",
+            STREAM_ROLES[role],
+            "worker",
+            "--loglevel",
+            "info",
+        ]
         return RolePlan(name, role, argv, env, port if web else 0, state_dir)
     env |= {f"QIM_{role.upper()}_PORT": str(port)}
     return RolePlan(name, role, [sys.executable, "-m", "qim_streams.cli", role], env, port, state_dir)
