@@ -15,7 +15,7 @@ WAIT_PER_RATE: Final = 1 / 250.0  # milliseconds of wait per piece a second
 WINDOW_S: Final = 0.1
 _KEEP: Final = 0.5  # weight of the past per window
 
-FETCH_WAIT_MAX_MS: Final = 25
+FETCH_WAIT_MAX_MS: Final = 40
 FETCH_MIN_BYTES: Final = 256 * 1024
 
 
