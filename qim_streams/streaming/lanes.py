@@ -3,10 +3,11 @@
 A lane is the queue of one partition in one assignment. A *sweep* takes what is queued in every lane that
 is not being handled, up to `batch_records_max` records, and hands it to the role as one list of
 `SourceBatch`, one per partition: what a stage pays per call (a store's round trip, an append, a wake-up)
-it pays once per sweep and not once per partition. One sweep is in flight; records that come meanwhile make
-up the next one, so batches grow with the load and no timer delays anything. A sweep that takes much longer
-than usual, and longer than `OVERTAKE_S` (one huge record, a slow store), is overtaken: the lanes that it does
-not hold are swept beside it. A sweep that fails goes on partition by partition, so that an outage holds only what it touches.
+it pays once per sweep and not once per partition. One sweep is in flight, two of half the lanes each when
+there is much to do; records that come meanwhile make up the next one, so batches grow with the load and no
+timer delays anything. A sweep that takes much longer than usual, and longer than `OVERTAKE_S` (one huge
+record, a slow store), is overtaken: the lanes that it does not hold are swept beside it. A sweep that fails
+goes on partition by partition, so that an outage holds only what it touches.
 
 A role without a `checkpoint` has made its batches durable when its handler returns, and they are
 acknowledged. A role with one keeps its positions for a while: after `checkpoint_s`, after
@@ -27,13 +28,13 @@ Spec: §5 (order), §14.2 (expected_previous as read).
 import asyncio
 import logging
 import random
-from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final
 
 from qim_streams.streaming import metrics
 from qim_streams.streaming.doubt import die
+from qim_streams.streaming.lane import Lane, take
 from qim_streams.streaming.source import Acknowledge, Chunk, SourceBatch, SourceRole
 from qim_streams.streaming.spec import AppSpec, SourceSpec
 
@@ -46,33 +47,6 @@ _RETRY_FIRST_S: Final = 0.02
 _CLOCK_S: Final = 0.001  # timers may fire that much too early
 
 
-class _Lane:
-    """The queue of one partition in one assignment."""
-
-    __slots__ = (
-        "busy",
-        "chunks",
-        "due_at",
-        "epoch",
-        "handled_records",
-        "next_offset",
-        "partition",
-        "previous",
-        "queued",
-        "swept",
-    )
-
-    def __init__(self, partition: int, epoch: int, start: int, previous: int) -> None:
-        self.partition, self.epoch = partition, epoch
-        self.next_offset, self.previous = start, previous
-        self.chunks: deque[Chunk] = deque()
-        self.queued = 0
-        self.busy = False  # in a sweep or a checkpoint
-        self.swept = 0  # number of the last sweep that took something
-        self.handled_records = 0  # since the last checkpoint
-        self.due_at = 0.0  # loop time from which they have waited long enough
-
-
 class PartitionLanes:
     """The lanes of one source topic. All methods run on the worker's event loop.
 
@@ -83,7 +57,7 @@ class PartitionLanes:
     def __init__(self, spec: AppSpec, source: SourceSpec, role: SourceRole) -> None:
         self.spec, self.source, self.role = spec, source, role
         self.acknowledge: Acknowledge = lambda partition, offset: None
-        self._lanes: dict[int, _Lane] = {}
+        self._lanes: dict[int, Lane] = {}
         self._full: set[int] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = asyncio.Event()
@@ -121,7 +95,7 @@ class PartitionLanes:
         """Open the lane of `partition` for assignment `epoch`, the first record expected at `start`."""
         if partition in self._lanes:
             die(f"{self.source.topic}[{partition}]: a lane is open twice (assignment {epoch})")
-        self._lanes[partition] = _Lane(partition, epoch, start, previous)
+        self._lanes[partition] = Lane(partition, epoch, start, previous)
 
     async def drain(self, stream: Any) -> None:
         """The body of the role's agent: give every delivery to the lanes. Returns when the stream ends."""
@@ -148,7 +122,7 @@ class PartitionLanes:
         if lane.queued >= self.spec.lane_records_max:
             self._full.add(lane.partition)
 
-    def _check(self, lane: _Lane, chunk: Chunk) -> None:
+    def _check(self, lane: Lane, chunk: Chunk) -> None:
         first = chunk.records[0].offset
         where = f"{self.source.topic}[{lane.partition}]"
         if chunk.from_offset != lane.next_offset:
@@ -225,41 +199,23 @@ class PartitionLanes:
         self._overtake = None
         self._sweep()
 
-    def _start(self, work: Callable[[], Awaitable[None]], lanes: list[_Lane]) -> None:
+    def _start(self, work: Callable[[], Awaitable[None]], lanes: list[Lane]) -> None:
         name = f"{self.source.topic}{sorted(lane.partition for lane in lanes)}"
         task = asyncio.get_running_loop().create_task(self._guarded(work, lanes), name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _take(self, ready: list[_Lane]) -> tuple[list[_Lane], list[SourceBatch]]:
-        """What is queued, up to the bound over all lanes: a chunk of each in turn, as long as they fit.
-
-        The lane that was left out for longest comes first, so that a backlog of one starves no other.
-        """
+    def _take(self, ready: list[Lane]) -> tuple[list[Lane], list[SourceBatch]]:
         self._turn += 1
-        taken: dict[_Lane, list[Chunk]] = {}
-        left, waiting = self.spec.batch_records_max, sorted(ready, key=lambda lane: lane.swept)
-        while waiting:
-            going_on = []
-            for lane in waiting:
-                count = len(lane.chunks[0].records)
-                if taken and count > left:
-                    continue
-                taken.setdefault(lane, []).append(lane.chunks.popleft())
-                left -= count
-                if lane.chunks:
-                    going_on.append(lane)
-            waiting = going_on
-        for lane in taken:
-            lane.swept = self._turn
+        taken = take(ready, self.spec.batch_records_max, self._turn)
         return list(taken), [self._batch(lane, chunks) for lane, chunks in taken.items()]
 
-    def _batch(self, lane: _Lane, chunks: list[Chunk]) -> SourceBatch:
+    def _batch(self, lane: Lane, chunks: list[Chunk]) -> SourceBatch:
         first = chunks[0]
         records = first.records if len(chunks) == 1 else [one for chunk in chunks for one in chunk.records]
         return SourceBatch(self.source.topic, lane.partition, first.generation, records, lane.previous)
 
-    async def _guarded(self, work: Callable[[], Awaitable[None]], lanes: list[_Lane]) -> None:
+    async def _guarded(self, work: Callable[[], Awaitable[None]], lanes: list[Lane]) -> None:
         where = f"{self.source.topic}{sorted(lane.partition for lane in lanes)}"
         try:
             await work()
@@ -271,7 +227,7 @@ class PartitionLanes:
             positions = {lane.partition: lane.previous + 1 for lane in lanes}
             die(f"{where}: failed at or above the offsets {positions}", error)
 
-    async def _handle(self, lanes: list[_Lane], batches: list[SourceBatch]) -> None:
+    async def _handle(self, lanes: list[Lane], batches: list[SourceBatch]) -> None:
         loop = asyncio.get_running_loop()
         started = loop.time()
         if len(batches) > 1 and not await self._at_once(batches):
@@ -311,7 +267,7 @@ class PartitionLanes:
             return False
         return True
 
-    def _handled(self, lane: _Lane, batch: SourceBatch) -> None:
+    def _handled(self, lane: Lane, batch: SourceBatch) -> None:
         count = len(batch.records)
         lane.previous = batch.last_offset
         if self.role.checkpoint is None:
@@ -332,7 +288,7 @@ class PartitionLanes:
 
     # -- checkpoints
 
-    def _is_due(self, lane: _Lane) -> bool:
+    def _is_due(self, lane: Lane) -> bool:
         return lane.handled_records > 0 and (
             lane.handled_records >= self.spec.checkpoint_records_max
             or asyncio.get_running_loop().time() + _CLOCK_S >= lane.due_at
@@ -358,7 +314,7 @@ class PartitionLanes:
             self._start(lambda: self._checkpoint(resting), resting)
         self._arm()
 
-    async def _checkpoint(self, lanes: list[_Lane]) -> None:
+    async def _checkpoint(self, lanes: list[Lane]) -> None:
         try:
             await self._take_checkpoint(lanes)
         finally:
@@ -366,7 +322,7 @@ class PartitionLanes:
                 lane.busy = False
             self._sweep()
 
-    async def _take_checkpoint(self, lanes: list[_Lane]) -> None:
+    async def _take_checkpoint(self, lanes: list[Lane]) -> None:
         """Make the positions of `lanes` durable and acknowledge what they cover."""
         checkpoint = self.role.checkpoint
         if checkpoint is None:

@@ -47,7 +47,7 @@ def test_the_declared_topics_are_valid_and_complete() -> None:
         "qim.presence.v1": 8,
         "qim.push.v1": 4,
         "qim.push-task.v1": 4,
-        "qim.membership.v1": 8,
+        "qim.membership.v1": 4,
         "qim.room.v1": 4,
         "qim.dead-letter.v1": 1,
     }
