@@ -1,6 +1,9 @@
 # Everything a newcomer needs: `make demo`, `make test`. `make help` lists the rest.
 SHELL := /bin/bash
-PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
+# A distribution's Python is built with profile and link time optimisation: up to 1.7 times as fast as one
+# that was compiled without.
+PYTHON ?= $(shell for p in /usr/bin/python3.11 /usr/bin/python3.12 /usr/bin/python3.13; do \
+  $$p -c 'import ensurepip, venv' 2>/dev/null && echo $$p && exit; done; command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 STATE ?= .qim
