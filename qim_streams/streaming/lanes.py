@@ -144,7 +144,8 @@ class PartitionLanes:
             if timer is not None:
                 timer.cancel()
         self._overtake = self._timer = None
-        await self._finish(self._tasks, deadline)
+        while self._tasks:  # a sweep that fails in this moment leaves one per partition behind
+            await self._finish(self._tasks, deadline)
         rest = [lane for lane in self._lanes.values() if lane.handled_records]
         if rest:
             last = loop.create_task(self._guarded(lambda: self._take_checkpoint(rest), rest))
@@ -247,14 +248,18 @@ class PartitionLanes:
             self._seconds.observe(took_s)
             self._records.observe(sum(len(batch.records) for batch in batches))
             self._ok.inc(len(batches))
-            due = [lane for lane in lanes if self._is_due(lane)]
-            if due:
-                await self._take_checkpoint(due)
         finally:
             self._sweeps -= 1
-            for lane in lanes:
-                lane.busy = False
-            self._sweep()
+            self._let_go(lanes)
+
+    def _let_go(self, lanes: list[Lane]) -> None:
+        """The sweep is over: lanes that are due take their checkpoint, the others are swept again."""
+        due = [] if self._closing.is_set() else [lane for lane in lanes if self._is_due(lane)]
+        for lane in lanes:
+            lane.busy = lane in due
+        if due:
+            self._start(partial(self._checkpoint, due), due)
+        self._sweep()
 
     async def _at_once(self, batches: list[SourceBatch]) -> bool:
         """Handle several partitions in one call; False when that failed and may succeed later."""

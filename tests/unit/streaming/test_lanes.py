@@ -386,6 +386,34 @@ async def test_a_sweep_is_bounded_and_nobody_is_always_last() -> None:
     await settle(lambda: role.release() or stopping.done())
 
 
+async def test_a_stop_waits_for_what_a_failing_sweep_leaves_behind() -> None:
+    """The sweep is split while the lanes stop: nothing of it may run on after they are gone."""
+    started, gate = asyncio.Event(), asyncio.Event()
+    running: set[int] = set()
+
+    async def handle(batches: Sequence[SourceBatch]) -> None:
+        if len(batches) > 1:
+            started.set()
+            await gate.wait()
+            raise StoreUnavailable("down")
+        running.add(batches[0].partition)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        running.discard(batches[0].partition)
+
+    lanes = PartitionLanes(spec(), SourceSpec("in", 4), SourceRole(_zero, handle))
+    lanes.open(0, 1, 0, -1)
+    lanes.open(1, 1, 0, -1)
+    lanes.offer(event(chunk(0, 4), chunk(0, 4, partition=1)))
+    await started.wait()
+    stopping = asyncio.ensure_future(lanes.stop(deadline()))
+    await asyncio.sleep(0)
+    gate.set()
+    await stopping
+    assert not running
+    assert not lanes._tasks
+
+
 async def test_an_outage_of_one_partition_holds_no_other_one() -> None:
     """T-A2: what was swept together is tried again apart."""
     acks: list[int] = []
