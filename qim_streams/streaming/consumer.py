@@ -271,7 +271,8 @@ class StreamConsumer(driver.Consumer):
         if epoch != self.epoch:
             return False
         self.positions[tp] = start
-        self._committed[tp] = start
+        # Committed with the next ones, for whoever looks at the group's lag: it decides nothing here.
+        self._processed[tp], self._committed[tp] = start, -1 if start else 0
         lanes, topic = self.lanes[tp.topic], tp.topic
         lanes.acknowledge = lambda partition, offset: self.done(TP(topic, partition), offset)
         lanes.open(tp.partition, epoch, start, previous)
@@ -296,8 +297,7 @@ class StreamConsumer(driver.Consumer):
         return True
 
     def done(self, tp: TP, offset: int) -> None:
-        """Everything of `tp` below `offset` is done. Lanes say this in order, and never for an assignment
-        that is over."""
+        """Everything of `tp` below `offset` is done; said in order, never for an assignment that is over."""
         self._processed[tp] = max(self._processed.get(tp, 0), offset)
 
     async def force_commit(self, topics: Any = None, start_new_transaction: bool = True) -> bool:

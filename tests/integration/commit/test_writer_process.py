@@ -30,7 +30,8 @@ POINTS = (
     "relay.pending_appended",
 )
 SEND_S = 40.0
-PARTITIONS = 8
+PARTITIONS = Settings().outbox_partitions
+HALF = PARTITIONS // 2
 
 
 @pytest.fixture
@@ -152,18 +153,18 @@ async def test_two_writers_share_and_one_takes_over(
 
     try:
         one.start()
-        await eventually(lambda: are(["writer.node-1.0"] * 8), 30)
+        await eventually(lambda: are(["writer.node-1.0"] * PARTITIONS), 30)
         two.start()
-        await eventually(lambda: are(["writer.node-1.0"] * 4 + ["writer.node-2.0"] * 4), 30)
+        await eventually(lambda: are(["writer.node-1.0"] * HALF + ["writer.node-2.0"] * HALF), 30)
         requests = [direct("sa", f"sb{n}", f"share{n}", b"x") for n in range(40)]
         outcomes = await asyncio.gather(*(links.send(request, SEND_S) for request in requests))
         assert all(outcome.status is SendStatus.COMMITTED for outcome in outcomes)
         one.kill()
         again = await asyncio.gather(*(links.send(request, SEND_S) for request in requests))
         assert again == outcomes
-        await eventually(lambda: are(["writer.node-2.0"] * 8), 30)
+        await eventually(lambda: are(["writer.node-2.0"] * PARTITIONS), 30)
         assert two.stop() == 0
-        await eventually(lambda: are(["-"] * 8), 10, "a clean stop gives the leases up at once")
+        await eventually(lambda: are(["-"] * PARTITIONS), 10, "a clean stop gives the leases up at once")
     finally:
         one.kill()
         two.kill()
