@@ -30,6 +30,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping
+from functools import partial
 from itertools import count
 from typing import Any, cast
 
@@ -62,6 +63,8 @@ class StreamConsumer(driver.Consumer):
         super().__init__(*args, **kwargs)
         self.spec = self.app.stream_spec
         self.lanes: dict[str, PartitionLanes] = self.app.stream_lanes
+        for topic, lanes in self.lanes.items():
+            lanes.acknowledge = partial(self._done, topic)
         self.epoch = 0  # number of the current assignment in this process
         self.positions: dict[TP, int] = {}
         self.deliveries: dict[TP, int] = {}
@@ -229,12 +232,10 @@ class StreamConsumer(driver.Consumer):
 
     async def seek_source(self, tp: TP, offset: int) -> bool:
         """Seek one source partition and fetch from there; False if it was revoked meanwhile."""
-        number = next(self._seek_counter)
-        self._seek_floor[tp] = number
-        return bool(await self._thread.seek_numbered(tp, offset, number))
+        return bool(await self._thread.seek_numbered(tp, offset, self.next_seek_number(tp)))
 
-    def changelog_seek_number(self, tp: TP) -> int:
-        """Number a seek of recovery; called in the consumer thread, while the flow is stopped."""
+    def next_seek_number(self, tp: TP) -> int:
+        """Number a seek; recovery calls it in the consumer thread, while the flow is stopped."""
         self._seek_floor[tp] = next(self._seek_counter)
         return self._seek_floor[tp]
 
@@ -273,9 +274,7 @@ class StreamConsumer(driver.Consumer):
         self.positions[tp] = start
         # Committed with the next ones, for whoever looks at the group's lag: it decides nothing here.
         self._processed[tp], self._committed[tp] = start, -1 if start else 0
-        lanes, topic = self.lanes[tp.topic], tp.topic
-        lanes.acknowledge = lambda partition, offset: self.done(TP(topic, partition), offset)
-        lanes.open(tp.partition, epoch, start, previous)
+        self.lanes[tp.topic].open(tp.partition, epoch, start, previous)
         return await self.seek_source(tp, start)
 
     @property
@@ -287,7 +286,7 @@ class StreamConsumer(driver.Consumer):
     # -- point 5: acknowledgements, commits, drain
 
     def ack(self, message: Any) -> bool:
-        """Faust's account of a message. For sources it says nothing: `done` does."""
+        """Faust's account of a message. For sources it says nothing: `_done` does."""
         if not self.is_source(message.tp):
             return bool(super().ack(message))
         if message.acked:
@@ -296,8 +295,9 @@ class StreamConsumer(driver.Consumer):
         self._unacked_messages.discard(message)
         return True
 
-    def done(self, tp: TP, offset: int) -> None:
-        """Everything of `tp` below `offset` is done; said in order, never for an assignment that is over."""
+    def _done(self, topic: str, partition: int, offset: int) -> None:
+        """Everything below `offset` is done: lanes say it in order, never for an assignment that is over."""
+        tp = TP(topic, partition)
         self._processed[tp] = max(self._processed.get(tp, 0), offset)
 
     async def force_commit(self, topics: Any = None, start_new_transaction: bool = True) -> bool:

@@ -201,8 +201,7 @@ class PartitionLanes:
         self._sweep()
 
     def _start(self, work: Callable[[], Awaitable[None]], lanes: list[Lane]) -> None:
-        name = f"{self.source.topic}{sorted(lane.partition for lane in lanes)}"
-        task = asyncio.get_running_loop().create_task(self._guarded(work, lanes), name=name)
+        task = asyncio.get_running_loop().create_task(self._guarded(work, lanes), name=self._where(lanes))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -216,17 +215,19 @@ class PartitionLanes:
         records = first.records if len(chunks) == 1 else [one for chunk in chunks for one in chunk.records]
         return SourceBatch(self.source.topic, lane.partition, first.generation, records, lane.previous)
 
+    def _where(self, lanes: list[Lane]) -> str:
+        return f"{self.source.topic}{sorted(lane.partition for lane in lanes)}"
+
     async def _guarded(self, work: Callable[[], Awaitable[None]], lanes: list[Lane]) -> None:
-        where = f"{self.source.topic}{sorted(lane.partition for lane in lanes)}"
         try:
             await work()
         except asyncio.CancelledError:
             if not self._closing.is_set():
-                die(f"{where}: a sweep was cancelled while its lanes were open")
+                die(f"{self._where(lanes)}: a sweep was cancelled while its lanes were open")
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, the process ends
             positions = {lane.partition: lane.previous + 1 for lane in lanes}
-            die(f"{where}: failed at or above the offsets {positions}", error)
+            die(f"{self._where(lanes)}: failed at or above the offsets {positions}", error)
 
     async def _handle(self, lanes: list[Lane], batches: list[SourceBatch]) -> None:
         loop = asyncio.get_running_loop()
@@ -237,9 +238,8 @@ class PartitionLanes:
                 self._start(partial(self._handle, [lane], [batch]), [lane])
             return
         try:
-            what = f"{self.source.topic}{[(b.partition, b.first_offset, b.last_offset) for b in batches[:4]]}"
-            if len(batches) == 1 and not await self._retrying(lambda: self.role.handle(batches), what):
-                self._dropped.inc(len(batches))
+            if len(batches) == 1 and not await self._alone(batches):
+                self._dropped.inc()
                 return
             for lane, batch in zip(lanes, batches, strict=True):
                 self._handled(lane, batch)
@@ -271,6 +271,12 @@ class PartitionLanes:
             self._retries.inc()
             return False
         return True
+
+    async def _alone(self, batches: list[SourceBatch]) -> bool:
+        """Handle one partition, for as long as it takes; False when the lanes were closed meanwhile."""
+        (batch,) = batches
+        what = f"{batch.topic}{[(batch.partition, batch.first_offset, batch.last_offset)]}"
+        return await self._retrying(lambda: self.role.handle(batches), what)
 
     def _handled(self, lane: Lane, batch: SourceBatch) -> None:
         count = len(batch.records)
@@ -316,7 +322,7 @@ class PartitionLanes:
         if resting:
             for lane in resting:
                 lane.busy = True
-            self._start(lambda: self._checkpoint(resting), resting)
+            self._start(partial(self._checkpoint, resting), resting)
         self._arm()
 
     async def _checkpoint(self, lanes: list[Lane]) -> None:

@@ -194,7 +194,7 @@ class StreamConsumerThread(driver.AIOKafkaConsumerThread):
         read_offset = self.consumer._read_offset
         for tp, offset in partitions.items():
             consumer.seek(TopicPartition(*tp), offset)
-            self._seek_numbers[tp] = self.consumer.changelog_seek_number(tp)
+            self._seek_numbers[tp] = self.consumer.next_seek_number(tp)
             if offset > 0:
                 read_offset[tp] = offset
             else:
