@@ -6,7 +6,9 @@
 -- ARGV[4] msgpack: list of changes, each {tenant:conversation, expected version, token, time u64 as bytes,
 --   joins {user, ordinal, role letter, ...}, leaves {user, ...}, roles {user, role letter, ...},
 --   bitmaps {shard, bytes, ...}, head {field, value, ...}}
--- Answer: for each change the head as a flat list of fields and values, or nil when the version moved.
+-- Answer: for each change {head as a flat list of fields and values, user, row, ... of those it touches},
+--   or nil when the version moved. Rows and head are of one moment: a later reading might find a store that
+--   has lost the change by then.
 --
 -- A conversation's seq at this moment becomes the edge of the intervals (Spec: §4: versions and seq
 -- allocation share one atomic zone).
@@ -111,12 +113,26 @@ local function write_version(c, version, time, bitmaps, map)
   in_slices('HSET', base .. 'gb:' .. c, blobs)
 end
 
+-- Head and rows as this change left them.
+local function outcome(key, c, change)
+  local users, answer = {}, {redis.call('HGETALL', key)}
+  for at = 1, #change[5], 3 do users[#users + 1] = change[5][at] end
+  for _, user in ipairs(change[6]) do users[#users + 1] = user end
+  for at = 1, #change[7], 2 do users[#users + 1] = change[7][at] end
+  local rows = fields_of(base .. 'gm:' .. c, users)
+  for number, user in ipairs(users) do
+    answer[#answer + 1] = user
+    answer[#answer + 1] = rows[number]
+  end
+  return answer
+end
+
 local function apply(change)
   local c, expected, token = change[1], change[2], change[3]
   local key = base .. 'c:' .. c
   local v = redis.call('HMGET', key, 'mv', 'seq', 'active', 'token')
   if tonumber(v[1] or '0') ~= expected then
-    return v[4] == token and redis.call('HGETALL', key) -- our own change: an answer got lost
+    return v[4] == token and outcome(key, c, change) -- our own change: an answer got lost
   end
   local seq, version = struct.pack('>I8', tonumber(v[2] or '0')), expected + 1
   -- Read before the first write: if a row is missing, the script stops and nothing was changed.
@@ -131,9 +147,9 @@ local function apply(change)
   end
   in_slices('HSET', key, head)
   redis.call('HSET', KEYS[3], c, string.format('%.0f', version))
-  return redis.call('HGETALL', key)
+  return outcome(key, c, change)
 end
 
-local heads = {}
-for index, change in ipairs(cmsgpack.unpack(ARGV[4])) do heads[index] = apply(change) end
-return heads
+local answers = {}
+for index, change in ipairs(cmsgpack.unpack(ARGV[4])) do answers[index] = apply(change) end
+return answers

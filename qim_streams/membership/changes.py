@@ -30,8 +30,8 @@ from qim_streams.errors import FencedError, InvariantViolation, Outcome, StoreEr
 from qim_streams.membership import rules
 from qim_streams.membership.bitmaps import Seat, by_shard, changed
 from qim_streams.membership.ports import (
+    AppliedChange,
     Conversation,
-    Member,
     MembershipChange,
     MembershipLog,
     MembershipReader,
@@ -102,11 +102,11 @@ class ChangeWriter:
             if await self._moved(head):
                 return None  # another owner changed it while we were reading: no contradiction
             raise
-        (after,) = await self.apply(partition, epoch, [change])
-        if after is None:
+        (made,) = await self.apply(partition, epoch, [change])
+        if made is None:
             return None
-        touched = await self._touched(after, plan)
-        rows = [head_row(after), *(member_row(after, member) for member in touched)]
+        after = made.head
+        rows = [head_row(after), *(member_row(after, member) for member in made.touched)]
         settled = Unsettled(after.tenant_id, after.conversation_id, after.version)
         for start in range(0, len(rows), ROWS_PER_APPEND_MAX):
             part = rows[start : start + ROWS_PER_APPEND_MAX]
@@ -115,6 +115,13 @@ class ChangeWriter:
         if after.version % rules.VERSION_BLOCK == 0:
             await self._collect(partition, epoch, after)
         return after
+
+    async def prove(self, partition: int, epoch: int) -> None:
+        """Return only if what was read before this call was read from a store that had lost nothing.
+
+        FencedError: another owner. StoreUnavailable (NOT_APPLIED): ask again.
+        """
+        await self.apply(partition, epoch, ())
 
     async def settle_all(self, partition: int, epoch: int) -> int:
         """Append to the change log what an earlier owner may not have; returns how many conversations."""
@@ -179,7 +186,7 @@ class ChangeWriter:
 
     async def apply(
         self, partition: int, epoch: int, changes: Sequence[MembershipChange]
-    ) -> list[Conversation | None]:
+    ) -> list[AppliedChange | None]:
         """Apply, and go on until the outcome is known: rows of a later change must not come first."""
         unsure, delay_s = False, BACKOFF_FIRST_S
         while True:
@@ -192,23 +199,6 @@ class ChangeWriter:
                 log.warning("membership change repeated in %.2f s: %s", delay_s, error)
             except (StoreError, InvariantViolation) as error:
                 self.around.on_doubt("a membership change broke in its middle", error)
-            await self.around.sleep(delay_s)
-            delay_s = min(BACKOFF_MAX_S, 2 * delay_s)
-
-    async def _touched(self, after: Conversation, plan: Plan) -> list[Member]:
-        """Rows of those whom a change touched, as of after it: the store filled in the edges.
-
-        The change is applied, so this does not end before the rows could be read.
-        """
-        users = dict.fromkeys(
-            [*(j.user_id for j in plan.joins), *(m.user_id for m in plan.leaves), *plan.roles]
-        )
-        delay_s = BACKOFF_FIRST_S
-        while True:
-            try:
-                return await self._store.members(after.tenant_id, after.conversation_id, list(users))
-            except StoreUnavailable as error:
-                log.warning("changed members read again in %.2f s: %s", delay_s, error)
             await self.around.sleep(delay_s)
             delay_s = min(BACKOFF_MAX_S, 2 * delay_s)
 

@@ -41,12 +41,13 @@ class DirectChatMaker:
         unique = {(chat.tenant_id, chat.conversation_id): chat for chat in chats}
         peers = await self._peer_ordinals(unique.values())
         plans = [self._direct_change(chat, peers[chat.tenant_id, chat.peer_id]) for chat in unique.values()]
-        heads = await self._writer.apply(partition, epoch, [change for change, _ in plans])
+        applied = await self._writer.apply(partition, epoch, [change for change, _ in plans])
         rows: list[MembershipRow] = []
         done: list[Unsettled] = []
-        for (change, members), head in zip(plans, heads, strict=True):
-            if head is None:
+        for (change, members), made in zip(plans, applied, strict=True):
+            if made is None:
                 continue  # it exists already
+            head = made.head
             shards = dict.fromkeys(change.bitmaps, head.version)
             self._on_small(
                 head.tenant_id, head.conversation_id, head.version, snapshot(shards, change.bitmaps)

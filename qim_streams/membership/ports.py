@@ -90,6 +90,14 @@ class MembershipChange:
 
 
 @dataclass(frozen=True, slots=True)
+class AppliedChange:
+    """A change as the store made it: the head after it, the rows of those it touched, one per user."""
+
+    head: Conversation
+    touched: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Unsettled:
     """A conversation whose rows may not be in the change log yet, as of `version`."""
 
@@ -135,10 +143,12 @@ class MembershipStore(Protocol):
 
     async def apply(
         self, partition: int, epoch: int, changes: Sequence[MembershipChange]
-    ) -> list[Conversation | None]:
-        """The new head of each; None where `expected_version` is no longer current (nothing written there).
+    ) -> list[AppliedChange | None]:
+        """What each made; None where `expected_version` is no longer current (nothing written there).
 
-        A conversation that changed is unsettled until `settle`.
+        A conversation that changed is unsettled until `settle`. Head and rows are of one moment, the change.
+        An empty list is a proof: it succeeds only while the store has all that this owner wrote, so
+        what was read before it was not the state of a store that had lost writes (else InvariantViolation).
         """
 
     async def unsettled(self, partition: int, epoch: int, limit: int) -> list[Unsettled]:

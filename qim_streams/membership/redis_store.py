@@ -16,6 +16,7 @@ from qim_streams.commit import keys
 from qim_streams.commit.calls import PartitionCalls
 from qim_streams.errors import RecordError
 from qim_streams.membership.ports import (
+    AppliedChange,
     Conversation,
     Member,
     MembershipChange,
@@ -90,17 +91,15 @@ class RedisMembershipStore:
 
     async def apply(
         self, partition: int, epoch: int, changes: Sequence[MembershipChange]
-    ) -> list[Conversation | None]:
+    ) -> list[AppliedChange | None]:
         """See the port. At most 256 changes in one atomic call."""
-        heads: list[Conversation | None] = []
-        for start in range(0, len(changes), CHANGES_PER_CALL_MAX):
+        made: list[AppliedChange | None] = []
+        for start in range(0, max(1, len(changes)), CHANGES_PER_CALL_MAX):
             part = changes[start : start + CHANGES_PER_CALL_MAX]
             packed = msgpack.packb([_encode(change) for change in part], use_bin_type=False)
             answers = await self._calls.numbered(self._apply, partition, epoch, "gpend", (packed,))
-            for change, flat in zip(part, answers, strict=True):
-                fields = dict(zip(flat[::2], flat[1::2], strict=True)) if flat else {}
-                heads.append(_head(change.tenant_id, change.conversation_id, fields))
-        return heads
+            made += [_applied(*pair) for pair in zip(part, answers, strict=True)]
+        return made
 
     async def unsettled(self, partition: int, epoch: int, limit: int) -> list[Unsettled]:
         """See the port."""
@@ -195,6 +194,17 @@ def _encode(change: MembershipChange) -> tuple[object, ...]:
         bitmaps,
         head,
     )
+
+
+def _applied(change: MembershipChange, answer: Sequence[Any] | None) -> AppliedChange | None:
+    if not answer:
+        return None
+    flat, *rows = answer
+    head = _head(change.tenant_id, change.conversation_id, dict(zip(flat[::2], flat[1::2], strict=True)))
+    if head is None:
+        raise RecordError(f"head of {change.conversation_id}: there is none after a change")
+    touched = dict(zip(rows[::2], rows[1::2], strict=True))
+    return AppliedChange(head, tuple(decode_member(user.decode(), row) for user, row in touched.items()))
 
 
 def _restored(made: RestoredVersion) -> tuple[object, ...]:

@@ -2,7 +2,9 @@
 
 A command waits for its conversation's turn, loads what the rule needs, lets the rule plan and has the plan
 written (`changes`). An empty plan is the answer to a repeat. Ordinals are given out only after the rule
-agreed, so that a refused request leaves nothing behind.
+agreed, so that a refused request leaves nothing behind. An answer that changes nothing, a refusal too, is
+given only after the store has proved that it still has all that this owner wrote (`ChangeWriter.prove`): a
+store that came back without its last second would else confirm a member whom the change log saw leaving.
 
 Spec: §4, §5.
 """
@@ -44,8 +46,19 @@ class GroupService:
         (NOT_APPLIED): nothing was done. Repeating any command is safe.
         """
         check(command)
+        try:
+            state, changed = await self._execute(partition, epoch, command)
+        except AdmissionRefused:
+            await self._writer.prove(partition, epoch)
+            raise
+        if not changed:
+            await self._writer.prove(partition, epoch)
+        return state
+
+    async def _execute(self, partition: int, epoch: int, command: GroupCommand) -> tuple[GroupState, bool]:
+        """The group's state, and whether it was changed for it."""
         if command.op is GroupOp.GET:
-            return await self._get(command)
+            return await self._get(command), False
         async with self._writer.turn(command.tenant_id, command.conversation_id):
             if command.op is GroupOp.CREATE:
                 return await self._create(partition, epoch, command)
@@ -53,10 +66,10 @@ class GroupService:
                 head = await self._head(command)
                 plan = await self._planners[command.op](command, head)
                 if plan.empty:
-                    return GroupState(head)
+                    return GroupState(head), False
                 after = await self._writer.write(partition, epoch, head, plan)
                 if after is not None:
-                    return GroupState(after)
+                    return GroupState(after), True
         raise AdmissionRefused(
             "MEMBERSHIP_CONFLICT", "other changes came first", retry_after_ms=CONFLICT_RETRY_MS
         )
@@ -75,10 +88,10 @@ class GroupService:
         members = tuple(page[: command.limit])
         return GroupState(head, members, members[-1].user_id if more else None)
 
-    async def _create(self, partition: int, epoch: int, command: GroupCommand) -> GroupState:
+    async def _create(self, partition: int, epoch: int, command: GroupCommand) -> tuple[GroupState, bool]:
         before = await self._store.conversation(command.tenant_id, command.conversation_id)
         if before is not None:
-            return _created_before(before, command)
+            return _created_before(before, command), False
         others = [user for user in dict.fromkeys(command.user_ids) if user != command.actor_id]
         users = others if command.actor_id is None else [command.actor_id, *others]
         head = rules.new_head(
@@ -96,7 +109,7 @@ class GroupService:
         after = await self._writer.write(partition, epoch, empty, plan)
         if after is None:
             raise AdmissionRefused("CONVERSATION_EXISTS", "somebody made it at the same time")
-        return GroupState(after)
+        return GroupState(after), True
 
     async def _add(self, command: GroupCommand, head: Conversation) -> Plan:
         rules.may_add(head, await self._row(command, command.actor_id), system=command.system)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from qim_streams.commit.rules import ConversationKey, Head, PartitionState
 from qim_streams.membership.ports import (
+    AppliedChange,
     Conversation,
     Join,
     Member,
@@ -65,7 +66,7 @@ class MemoryMembershipStore:
 
     async def apply(
         self, partition: int, epoch: int, changes: Sequence[MembershipChange]
-    ) -> list[Conversation | None]:
+    ) -> list[AppliedChange | None]:
         """See the port."""
         with self._calls.numbered(partition, epoch):
             return [self._apply_one(partition, change) for change in changes]
@@ -163,13 +164,13 @@ class MemoryMembershipStore:
             return None
         return fold_map(group.versions[number][1] for number in chain)
 
-    def _apply_one(self, partition: int, change: MembershipChange) -> Conversation | None:
+    def _apply_one(self, partition: int, change: MembershipChange) -> AppliedChange | None:
         key = (change.tenant_id, change.conversation_id)
         state = self.tier.partition(partition)
         head = state.heads.setdefault(key, Head())
         group = self.tier.groups.setdefault(key, MemoryGroup())
         if head.version != change.expected_version:
-            return _conversation(key, head, group) if group.token == change.token else None
+            return self._outcome(state, key, change) if group.token == change.token else None
         rows = state.members.setdefault(key, {})
         _change_rows(rows, change, head.seq)
         head.active += len(change.joins) - len(change.leaves)
@@ -181,7 +182,15 @@ class MemoryMembershipStore:
         head.dismissed = bool(group.fields.get("dismissed"))
         self._write_version(key, head.version, change)
         self.tier.unsettled.setdefault(partition, {})[key] = head.version
-        return _conversation(key, head, group)
+        return self._outcome(state, key, change)
+
+    def _outcome(
+        self, state: PartitionState, key: ConversationKey, change: MembershipChange
+    ) -> AppliedChange:
+        users = dict.fromkeys([*(join.user_id for join in change.joins), *change.leaves, *change.roles])
+        rows = state.members[key]
+        head = _conversation(key, state.heads[key], self.tier.groups[key])
+        return AppliedChange(head, tuple(rows[user] for user in users))
 
     def _write_version(self, key: ConversationKey, version: int, change: MembershipChange) -> None:
         group = self.tier.groups[key]

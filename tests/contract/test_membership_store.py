@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from qim_streams.errors import FencedError
+from qim_streams.errors import FencedError, InvariantViolation
 from qim_streams.membership.bitmaps import Seat, by_shard, changed, decode
 from qim_streams.membership.ports import Conversation, Join, Member, MembershipChange, Unsettled
 from qim_streams.membership.rules import VERSION_BLOCK
@@ -73,8 +73,8 @@ async def change(
         bitmaps=changed(current, in_shards, out_shards),
         head=head or {},
     )
-    (after,) = await tier.membership.apply(partition, epoch, [wanted])
-    return after
+    (made,) = await tier.membership.apply(partition, epoch, [wanted])
+    return None if made is None else made.head
 
 
 async def test_a_group_and_its_members(tier: HotTier) -> None:
@@ -163,6 +163,34 @@ async def test_a_change_recognises_itself_when_repeated(tier: HotTier) -> None:
     again = await tier.membership.apply(partition, epoch, [wanted])
     assert first == again
     assert (await head_of(tier)).version == 2
+
+
+async def test_a_change_answers_with_the_rows_that_it_touched(tier: HotTier) -> None:
+    """Nobody has to read them afterwards, from a store that may have lost the change by then."""
+    partition, epoch = await tier.group("g", {"ann": "owner", "bob": "member", "cat": "member"})
+    await tier.conversations.commit(partition, epoch, [request("g", "ann", "m", message_id(1))])
+    (dan,) = await tier.directory.assign(TENANT, ["dan"])
+    wanted = MembershipChange(
+        TENANT, "g", 1, tier.token(), 2_000,
+        joins=[Join("dan", dan, "member")], leaves=["bob"], roles={"cat": "admin", "dan": "admin"},
+    )  # fmt: skip
+    (made,) = await tier.membership.apply(partition, epoch, [wanted])
+    assert made is not None
+    assert [(m.user_id, m.role, m.active, m.intervals) for m in made.touched] == [
+        ("dan", "admin", True, ((1, None),)),
+        ("bob", "member", False, ((0, 1),)),
+        ("cat", "admin", True, ((0, None),)),
+    ]
+    assert list(made.touched) == await tier.membership.members(TENANT, "g", ["dan", "bob", "cat"])
+    assert await tier.membership.apply(partition, epoch, [wanted]) == [made]
+
+
+async def test_no_changes_at_all_prove_that_the_store_lost_nothing(tier: HotTier) -> None:
+    partition, epoch = await tier.group("g", {"ann": "owner"})
+    assert await tier.membership.apply(partition, epoch, []) == []
+    await tier.lose_calls(partition)
+    with pytest.raises(InvariantViolation, match="lost"):
+        await tier.membership.apply(partition, epoch, [])
 
 
 async def test_an_old_owner_changes_nothing(tier: HotTier) -> None:

@@ -3,6 +3,7 @@
 import struct
 from dataclasses import dataclass, field
 
+from qim_streams.commit import keys
 from qim_streams.commit.calls import PartitionCalls
 from qim_streams.commit.ports import CommitRequest, ConversationStore
 from qim_streams.commit.redis_store import RedisConversationStore
@@ -82,6 +83,13 @@ class HotTier:
         assert isinstance(grant, Grant)
         self.epochs[partition] = grant.epoch
         return partition, grant.epoch
+
+    async def lose_calls(self, partition: int) -> None:
+        """The store forgets which calls it has answered, as one that lost its last second."""
+        if self.client is not None:
+            await self.client.delete(f"{keys.base(partition)}call")
+        if self.memory is not None:
+            self.memory.partition(partition).call = (0, 0)
 
     def token(self) -> bytes:
         self.tokens += 1

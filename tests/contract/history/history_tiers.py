@@ -96,8 +96,8 @@ class Tiers:
             TENANT, chat, head.version, self.hot.token(), 1_000,
             joins=coming, leaves=list(leaves), bitmaps=changed(current, into, out),
         )  # fmt: skip
-        (after,) = await self.hot.membership.apply(partition, self.hot.epochs[partition], [wanted])
-        assert after is not None
+        (made,) = await self.hot.membership.apply(partition, self.hot.epochs[partition], [wanted])
+        assert made is not None
 
     async def archive_up_to(self, chat: str, seq: int) -> None:
         """The archiver has come to `seq`."""

@@ -1,6 +1,7 @@
 """GroupService and direct chats on the fakes: idempotent, settled, in the change log, faults included."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -180,6 +181,39 @@ async def test_a_store_that_refuses_at_once_is_the_callers_to_know(rig: WriterRi
     with pytest.raises(StoreUnavailable):
         await run(rig, Op.ADD, "ann", "bob")
     assert (await run(rig, Op.GET, "ann")).conversation.version == 1
+
+
+async def test_a_change_that_the_store_loses_at_once_is_logged_as_it_was_made(rig: WriterRig) -> None:
+    """T-R2: the rows come with the change; read a moment later they would say that nobody left."""
+    await run(rig, Op.CREATE, "ann", "bob")
+    before, apply = rig.tier.remember(), rig.membership.apply
+
+    async def apply_and_lose(*args: Any) -> Any:
+        made = await apply(*args)
+        rig.tier.roll_back(before)
+        return made
+
+    rig.membership.apply = apply_and_lose  # type: ignore[method-assign]
+    with pytest.raises(Died):  # at settling: the store says what happened to it
+        await run(rig, Op.REMOVE, "ann", "bob")
+    head, members = in_log(rig)
+    assert (head.version, head.members_active, members["bob"].active) == (2, 1, False)
+
+
+@pytest.mark.parametrize(
+    ("op", "actor", "users"), [(Op.ADD, "ann", ("bob",)), (Op.GET, "bob", ()), (Op.JOIN, "cat", ())]
+)
+async def test_nothing_is_answered_out_of_a_store_that_lost_a_change(
+    rig: WriterRig, op: GroupOp, actor: str, users: tuple[str, ...]
+) -> None:
+    """T-R2: neither that bob is there still, nor that the group is closed still."""
+    await run(rig, Op.CREATE, "ann", "bob")
+    before = rig.tier.remember()
+    await run(rig, Op.REMOVE, "ann", "bob")
+    await run(rig, Op.UPDATE, "ann", fields={"join_policy": "open"})
+    rig.tier.roll_back(before)
+    with pytest.raises(Died):
+        await run(rig, op, actor, *users)
 
 
 async def test_an_old_owner_changes_nothing(rig: WriterRig) -> None:
