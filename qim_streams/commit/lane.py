@@ -116,15 +116,15 @@ class PartitionLane:
         delay_s = BACKOFF_FIRST_S
         while not self._revoked:
             try:
-                restored = await self._s.repair.run(self.partition, self.epoch)
-                await self._s.replay.run(self.partition, self.epoch)
+                repaired = await self._s.repair.run(self.partition, self.epoch)
+                await self._s.replay.run(self.partition, self.epoch, repaired.versions)
                 count = await self._s.relay.drain(self.partition, self.epoch)
             except StoreUnavailable as error:
                 log.warning("ob:%d: relay waits %.2f s: %s", self.partition, delay_s, error)
                 await self._s.sleep(delay_s)
                 delay_s = min(BACKOFF_MAX_S, 2 * delay_s)
                 continue
-            metrics.RESTORED.inc(restored)
+            metrics.RESTORED.inc(repaired.missing)
             metrics.RELAYED.inc(count)
             log.info("ob:%d epoch %d: serving, %d messages relayed", self.partition, self.epoch, count)
             self.ready.set()

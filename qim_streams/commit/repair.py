@@ -17,8 +17,10 @@ Spec: §14.4.
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from qim_streams.commit.ports import ConversationStore, OutboxReader
+from qim_streams.commit.rules import ConversationKey
 from qim_streams.errors import RecordError
 from qim_streams.records import MessageRecord, decode_message, decode_outbox
 
@@ -27,14 +29,29 @@ log = logging.getLogger(__name__)
 RESTORE_MAX = 500  # messages in one call of the store
 
 
+@dataclass(slots=True)
+class Repaired:
+    """`missing`: how many messages the hot tier had lost. `versions`: the highest membership version that a
+    message behind the known offset was sent under, per (tenant, conversation)."""
+
+    missing: int = 0
+    versions: dict[ConversationKey, int] = field(default_factory=dict)
+
+    def note(self, messages: Sequence[MessageRecord]) -> None:
+        """Take these messages' versions into account."""
+        for message in messages:
+            key = (message.tenant_id, message.conversation_id)
+            self.versions[key] = max(message.membership_version, self.versions.get(key, 0))
+
+
 class OutboxRepair:
     """Repairs partitions at their grant."""
 
     def __init__(self, store: ConversationStore, outbox: OutboxReader) -> None:
         self._store, self._outbox = store, outbox
 
-    async def run(self, partition: int, epoch: int) -> int:
-        """Restore what is missing; returns how many messages were.
+    async def run(self, partition: int, epoch: int) -> Repaired:
+        """Restore what is missing; returns what was.
 
         FencedError, StoreUnavailable: call again. InvariantViolation: the Outbox no longer has what the store
         may lack.
@@ -42,21 +59,23 @@ class OutboxRepair:
         # An empty commit first: whatever was sent under this epoch and given up can no longer be applied.
         await self._store.commit(partition, epoch, ())
         known = await self._store.covered(partition, epoch)
-        missing = read = 0
+        done, read = Repaired(), 0
         async for batch in self._outbox.read(partition, known + 1):
             for start in range(0, len(batch), RESTORE_MAX):
                 part = batch[start : start + RESTORE_MAX]
-                missing += await self._store.restore(partition, epoch, _messages(part), part[-1][0])
+                messages = _messages(part)
+                done.missing += await self._store.restore(partition, epoch, messages, part[-1][0])
+                done.note(messages)
             read += len(batch)
-        if missing:
+        if done.missing:
             log.error(
                 "ob:%d: the hot tier had lost %d of %d messages behind offset %d; restored from the Outbox",
                 partition,
-                missing,
+                done.missing,
                 read,
                 known,
             )
-        return missing
+        return done
 
 
 def _messages(records: Sequence[tuple[int, bytes, bytes]]) -> list[MessageRecord]:

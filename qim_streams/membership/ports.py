@@ -112,6 +112,7 @@ class RestoredVersion:
 
     `members`: whom it touched, as of then. `maps`: version rows that it needs, its own and those of lost
     versions before it: {version: map}. `bitmaps`: {shard: bytes}, all with this version as their number.
+    `logged`: whether the change log has it; if not, it is unsettled once it is put back.
     """
 
     head: Conversation
@@ -119,6 +120,7 @@ class RestoredVersion:
     members: Sequence[Member]
     maps: Mapping[int, Mapping[int, int]]
     bitmaps: Mapping[int, bytes]
+    logged: bool = True
 
 
 class MembershipStore(Protocol):
@@ -169,7 +171,7 @@ class MembershipStore(Protocol):
         """Put back versions that are missing, in order; returns how many were.
 
         `offset`: the change log is covered up to here afterwards, -1 when more follows. A version that is
-        there is left alone. The versions are settled.
+        there is left alone. The versions are settled where the change log has them.
         """
 
     async def collect(

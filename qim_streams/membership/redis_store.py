@@ -232,6 +232,7 @@ def _restored(made: RestoredVersion) -> tuple[object, ...]:
         ],
         [part for shard, blob in made.bitmaps.items() if blob for part in (f"{shard}:{version}", blob)],
         [part for name, value in fields.items() for part in (name, str(value))],
+        made.logged,
     )
 
 

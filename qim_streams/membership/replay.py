@@ -4,8 +4,12 @@ A change is answered only after its rows are in the change log, so a store that 
 told again what it was. Versions are made again one after the other, each with exactly the members that it
 had: a version number never comes to mean something else, which the later stages rely on (they cache by it).
 
+A change that was never answered may be in neither, while messages were already sent under its version:
+store and writer died together. That number is used up all the same. It is made again with the members of
+the version before, and goes into the change log like a change that was not settled.
+
 Invariants: a version that the store has is left alone; the store's knowledge of the change log is complete
-up to its end when `run` returns.
+up to its end when `run` returns; no version that a message was sent under is ever made by a later change.
 
 What it does not do: restore messages (`commit.repair` does), or bring back what compaction has removed:
 where versions are missing between two rows, they get the members of the version before.
@@ -15,9 +19,10 @@ Spec: §14.4.
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from qim_streams.commit.rules import ConversationKey
 from qim_streams.errors import InvariantViolation, RecordError
 from qim_streams.membership.bitmaps import Seat, by_shard, changed
 from qim_streams.membership.ports import (
@@ -68,8 +73,8 @@ class MembershipReplay:
         self._store, self._reader, self._log = store, reader, change_log
         self._mailbox_shards, self._now_ms = mailbox_shards, now_ms
 
-    async def run(self, partition: int, epoch: int) -> int:
-        """Restore what is missing; returns how many versions were.
+    async def run(self, partition: int, epoch: int, used: Mapping[ConversationKey, int]) -> int:
+        """Restore what is missing; returns how many versions were. `used`: versions that messages have.
 
         FencedError, StoreUnavailable: call again. InvariantViolation: the log lacks what may be missing.
         """
@@ -87,9 +92,22 @@ class MembershipReplay:
                     missing += await self._store.restore(partition, epoch, [made], -1)
         if last > known:
             await self._store.restore(partition, epoch, (), last)
+        for key, version in used.items():
+            missing += await self._use_up(partition, epoch, key, version)
         if missing:
             log.error("ob:%d: the hot tier had lost %d membership versions; restored", partition, missing)
         return missing
+
+    async def _use_up(self, partition: int, epoch: int, key: ConversationKey, version: int) -> int:
+        current = await self._store.conversation(*key)
+        if current is None or current.version >= version:
+            return 0
+        log.error(
+            "ob:%d: %s: messages were sent under version %d, which the change log lacks; %d stands in for it",
+            partition, key[1], version, current.version,
+        )  # fmt: skip
+        made = replace(await self._version(current, replace(current, version=version), ()), logged=False)
+        return await self._store.restore(partition, epoch, [made], -1)
 
     async def _version(
         self, current: Conversation | None, head: Conversation, members: Sequence[Member]

@@ -120,6 +120,8 @@ class MemoryMembershipStore:
         head.kind, head.send_policy = made.head.kind, made.head.send_policy
         head.dismissed, head.active = made.head.dismissed, made.head.members_active
         head.version = made.head.version
+        if not made.logged:
+            self.tier.unsettled.setdefault(self.tier.partition_of(*key), {})[key] = head.version
         return True
 
     async def collect(
