@@ -47,6 +47,11 @@ NTH = {
     "mailbox.all_chunks_done": 5,
     "mailbox.watermark_advanced": 50,
     "mailbox.pushed": 40,
+    "qsession.dispatch_polled": 40,
+    "qsession.rows_partial": 20,
+    "qsession.rows_written": 60,
+    "qsession.checkpoint_moved": 30,
+    "qsession.wide_partial": 2,
     "archiver.batch_partial": 10,
     "archiver.batch_durable": 20,
     "archiver.watermark_published": 30,
@@ -66,6 +71,7 @@ def start(start_stack: StartStack, latch: Path, action: str, *args: str) -> Stac
         # Few shards and a small write batch: the group of everybody is a large record in each shard.
         "QIM_MAILBOX_SHARDS": "4",
         "QIM_MAILBOX_WRITEBATCH_MAX_ENTRIES": "3",
+        "QIM_SESSION_ROWS_PER_DISPATCH_MAX": "2",
     }
     return start_stack(f"failpoints-{action}", "--quick", *args, env=env)
 
