@@ -15,6 +15,7 @@ from typing import Annotated, Final, NamedTuple
 
 from qim_streams import limits
 from qim_streams.codec import RECORD_BYTES_MAX
+from qim_streams.wire import frames_sessions
 from qim_streams.wire.frames_group import (
     Conversation,
     GroupAdd,
@@ -28,6 +29,13 @@ from qim_streams.wire.frames_group import (
     GroupState,
     GroupUpdate,
     Rid,
+)
+from qim_streams.wire.frames_sessions import (
+    ReadReceipt,
+    SessionDelta,
+    SessionFrame,
+    SessionList,
+    SessionState,
 )
 from qim_streams.wire.kinds import U32_MAX, Bool, Bytes, Id16, Int, ListOf, OneOf, Text, TextId, Token
 from qim_streams.wire.schema import Schema, Struct
@@ -72,10 +80,12 @@ class AuthOk(NamedTuple):
     has_offline: Annotated[bool, Bool(), "whether the range holds entries"]
     pending_entry_count_hint: Annotated[int, _COUNT, "entries in the range; counted only to a small bound"]
     pending_bytes_hint: Annotated[int, _COUNT, "bytes of those entries, without bodies"]
-    total_unread: Annotated[int, _COUNT, "unread messages; see projection_complete"]
+    total_unread: Annotated[int, _COUNT, "unread messages, those of muted conversations included"]
     total_mention: Annotated[int, _COUNT, "unread mentions"]
     muted_unread: Annotated[int, _COUNT, "unread messages of muted conversations"]
-    projection_complete: Annotated[bool, Bool(), "whether the three totals are known"]
+    projection_complete: Annotated[
+        bool, Bool(), "whether the three totals are exact; false: at least so many"
+    ]
     sync_delay_hint_ms: Annotated[int, _DELAY, "wait this long before the first pull"]
     next_ping_interval_ms: Annotated[int, _DELAY, "send PING at least this often"]
     preferred_endpoint: Annotated[str | None, _URL, "where to connect next time"] = None
@@ -215,8 +225,9 @@ class HistoryBreak(NamedTuple):
     to_seq: Annotated[int, _COUNT, "inclusive end"]
     reason: Annotated[
         str,
-        OneOf(("before_join", "not_member", "unused", "unreadable")),
-        "not for you (before the first join, between leave and rejoin), no message has it, or it is damaged",
+        OneOf(("before_join", "not_member", "deleted", "unused", "unreadable")),
+        "not for you (before the first join, between leave and rejoin), deleted by you, no message has it, "
+        "or it is damaged",
     ]
 
 
@@ -298,6 +309,7 @@ ClientFrame = (
     | GroupSetRole
     | GroupUpdate
     | GroupGet
+    | SessionFrame
 )
 ServerFrame = (
     AuthOk
@@ -308,6 +320,10 @@ ServerFrame = (
     | LiveLost
     | GroupState
     | HistoryPage
+    | SessionList
+    | SessionState
+    | SessionDelta
+    | ReadReceipt
     | Ping
     | Pong
     | Error
@@ -332,6 +348,7 @@ CLIENT_FRAMES: Final[dict[str, Schema]] = {
     "GROUP_SET_ROLE": Schema(GroupSetRole),
     "GROUP_UPDATE": Schema(GroupUpdate),
     "GROUP_GET": Schema(GroupGet),
+    **frames_sessions.CLIENT_FRAMES,
 }
 SERVER_FRAMES: Final[dict[str, Schema]] = {
     "AUTH_OK": Schema(AuthOk),
@@ -342,6 +359,7 @@ SERVER_FRAMES: Final[dict[str, Schema]] = {
     "LIVE_LOST": Schema(LiveLost),
     "GROUP_STATE": Schema(GroupState),
     "HISTORY_PAGE": Schema(HistoryPage),
+    **frames_sessions.SERVER_FRAMES,
     "PING": Schema(Ping),
     "PONG": Schema(Pong),
     "ERROR": Schema(Error),
