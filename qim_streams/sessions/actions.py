@@ -50,6 +50,7 @@ class Changed(NamedTuple):
     row: ListRow
     mailbox_seq: int
     effective: bool
+    has_read: bool  # whether read_seq moved
 
 
 Tell = Callable[[Actor, Changed], object]
@@ -199,7 +200,7 @@ class UserActions:
                 if not (await self._states.replace(user, [change]))[0]:
                     continue
             (row,) = await lists.rows(user, [found._replace(state=after)])
-            changed = Changed(row, watermark, effective)
+            changed = Changed(row, watermark, effective, after.read_seq > before.read_seq)
             if effective:
                 self._tell(actor, changed)
             return changed

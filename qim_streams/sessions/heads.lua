@@ -3,8 +3,8 @@
 -- ARGV[1] user  ARGV[2] records of one conversation at most  ARGV[3] bytes of records after which only the
 --   newest one of each conversation is read  ARGV[4..] tenant:conversation, tenant NUL conversation NUL,
 --   number above which records are wanted
--- Answer for each: false, or {kind, name, other member of a direct chat or nil, dismissed, history policy,
---   last number committed, last message id or nil, member row or nil, record or nil, ...}
+-- Answer for each: false, or {kind, name, other member of a direct chat or nil, his row or nil, dismissed,
+--   history policy, last number committed, last message id or nil, member row or nil, record or nil, ...}
 --
 -- Committed as in history_view.lua: what is pending may still vanish and is shown to nobody.
 local call = redis.call
@@ -23,10 +23,11 @@ local function committed_of(allocated, last_id, place)
 end
 
 local function peer_of(c)
-  for _, name in ipairs(call('HKEYS', base .. 'gm:' .. c)) do
-    if name ~= user then return name end
+  local rows = call('HGETALL', base .. 'gm:' .. c)
+  for row = 1, #rows, 2 do
+    if rows[row] ~= user then return rows[row], rows[row + 1] end
   end
-  return false
+  return false, false
 end
 
 local answers = {}
@@ -37,8 +38,10 @@ for at = 4, #ARGV, 3 do
     local high = committed_of(tonumber(head[2] or '0'), head[3], ARGV[at + 1])
     local wanted = bytes_left > 0 and most or 1
     local low = math.max(1, high - wanted + 1, math.min(high, tonumber(ARGV[at + 2]) + 1))
+    local peer, peer_row = false, false
+    if head[1] == 'direct' then peer, peer_row = peer_of(c) end
     local answer = {
-      head[1], head[4] or '', head[1] == 'direct' and peer_of(c), head[6] or '0', head[5] or '',
+      head[1], head[4] or '', peer, peer_row, head[6] or '0', head[5] or '',
       string.format('%.0f', high), head[3], call('HGET', base .. 'gm:' .. c, user),
     }
     if high > 0 then

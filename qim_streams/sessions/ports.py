@@ -155,6 +155,7 @@ class HeadView(NamedTuple):
     kind: str
     name: str
     peer_id: str | None
+    peer_ordinal: int | None
     dismissed: bool
     history_policy: str
     committed_seq: int

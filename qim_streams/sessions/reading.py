@@ -16,13 +16,11 @@ Spec: §8 (2), §9. Scenarios A16 F4 F5 F8 F10.
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from qim_streams.history.rules import Span
-from qim_streams.membership.ports import OrdinalDirectory
-from qim_streams.membership.rules import DIRECT
 from qim_streams.sessions.ports import (
     Candidate,
     ConversationHeads,
@@ -103,11 +101,10 @@ class SessionLists:
         archive: UserStateReader,
         heads: ConversationHeads,
         tails: Tails,
-        ordinals: OrdinalDirectory,
         positions: ProjectionPosition,
     ) -> None:
         self._states, self._read_seqs = RestoredStates(states, archive), states.read_seqs
-        self._heads, self._tails, self._ordinals, self._positions = heads, tails, ordinals, positions
+        self._heads, self._tails, self._positions = heads, tails, positions
         self._slots = asyncio.Semaphore(LISTS_AT_ONCE_MAX)
 
     # -- pages
@@ -178,7 +175,7 @@ class SessionLists:
             for one, walk in zip(found, walks, strict=True)
         ]
         if peers:
-            await self._add_peers(user, rows)
+            await self._add_peers(user, found, rows)
         return rows
 
     # -- steps
@@ -226,14 +223,11 @@ class SessionLists:
             name = walk.view.conversation_id
             walk.take(span, await self._tails.read(user.tenant_id, name, span))
 
-    async def _add_peers(self, user: SessionUser, rows: Iterable[ListRow]) -> None:
-        direct = [row for row in rows if row.view.kind == DIRECT and row.view.peer_id]
-        names = [row.view.peer_id or "" for row in direct]
-        ordinals = await self._ordinals.find(user.tenant_id, names) if names else []
+    async def _add_peers(self, user: SessionUser, found: Sequence[Found], rows: Sequence[ListRow]) -> None:
         known = [
-            (row, SessionUser(user.tenant_id, name, ordinal))
-            for row, name, ordinal in zip(direct, names, ordinals, strict=True)
-            if ordinal is not None
+            (row, SessionUser(user.tenant_id, one.head.peer_id, one.head.peer_ordinal))
+            for one, row in zip(found, rows, strict=True)
+            if one.head.peer_id is not None and one.head.peer_ordinal is not None
         ]
         stored = await self._read_seqs([(peer, row.view.conversation_id) for row, peer in known])
         for (row, peer), data in zip(known, stored, strict=True):

@@ -67,15 +67,17 @@ def _arguments(tenant_id: str, user_id: str, wanted: Sequence[HeadQuery]) -> lis
 def _view(user_id: str, answer: Any) -> HeadView | None:
     if not answer:
         return None
-    kind, name, peer, dismissed, policy, committed, last_id, row, *records = answer
+    kind, name, peer, peer_row, dismissed, policy, committed, last_id, row, *records = answer
     try:
         member = None if row is None else decode_member(user_id, row)
+        peer_ordinal = decode_member("", peer_row).ordinal if peer_row else None
     except RecordError as error:
         raise StoreError(f"member row of {user_id}: {error}") from error
     return HeadView(
         kind.decode(),
         name.decode(),
         peer.decode() if peer else None,
+        peer_ordinal,
         dismissed == b"1",
         policy.decode(),
         int(committed),

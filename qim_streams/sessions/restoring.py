@@ -63,11 +63,30 @@ class RestoredStates:
         await self._states.restore(user, changes)
 
 
+class UserDeletions:
+    """What users have deleted, for history (`history.ports.Deletions`)."""
+
+    def __init__(self, states: RestoredStates) -> None:
+        self._states = states
+
+    async def of_user(
+        self, tenant_id: str, user_id: str, ordinal: int, conversation_id: str
+    ) -> tuple[int, frozenset[int]]:
+        """See the port."""
+        user = SessionUser(tenant_id, user_id, ordinal)
+        (data,) = await self._states.load(user, [conversation_id])
+        state = state_of(user, conversation_id, data)
+        return state.deleted_to_seq, frozenset(state.deleted)
+
+
 def state_of(user: SessionUser, conversation_id: str, data: bytes | None) -> UserConversationState:
     """The state of stored bytes. One that cannot be read counts as none: a list must not end for it."""
     if data is not None:
         try:
-            return decode_state(data)
+            state = decode_state(data)
+            if (state.user_id, state.conversation_id) != (user.user_id, conversation_id):
+                raise RecordError(f"it is that of {state.user_id} in {state.conversation_id}")
+            return state
         except RecordError as error:
             log.error("state of %s in %s: %s", user.user_id, conversation_id, error)
     return UserConversationState(user.user_id, conversation_id)

@@ -163,11 +163,13 @@ class MemoryConversationHeads:
         head, high = state.heads[key], view.committed_seq
         low = max(1, high - self._records_max + 1, min(high, one.above_seq + 1))
         records = state.records.get(key, {})
-        others = [name for name in state.members.get(key, {}) if name != user_id]
+        members = state.members.get(key, {})
+        peers = [one for name, one in members.items() if name != user_id and head.kind == "direct"]
         return HeadView(
             head.kind,
             str(fields.get("name", "")),
-            others[0] if head.kind == "direct" and others else None,
+            peers[0].user_id if peers else None,
+            peers[0].ordinal if peers else None,
             head.dismissed,
             view.history_policy,
             high,
