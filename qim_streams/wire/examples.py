@@ -28,6 +28,7 @@ from qim_streams.wire.frames import (
     ServerFrame,
     SyncComplete,
 )
+from qim_streams.wire.frames_changes import EditMessage, RecallMessage
 from qim_streams.wire.frames_group import (
     GroupAdd,
     GroupCreate,
@@ -83,6 +84,8 @@ CLIENT_EXAMPLES: Final[dict[str, ClientFrame]] = {
     "PULL_MAILBOX": PullMailbox(2, 1_000, 1_041, 500, 65_536),
     "SYNC_COMPLETE": SyncComplete(3, 1_041),
     "SEND_MESSAGE": SendMessage(4, "phone-1-000017", b"hi", "team"),
+    "EDIT_MESSAGE": EditMessage(16, "phone-1-000018", "team", 42, b"hi, all"),
+    "RECALL_MESSAGE": RecallMessage(17, "phone-1-000019", "team", 42),
     "PULL_HISTORY": PullHistory(15, "team", "older", 43, 50),
     "PING": Ping(5),
     "PONG": Pong(9),

@@ -16,6 +16,7 @@ from typing import Annotated, Final, NamedTuple
 from qim_streams import limits
 from qim_streams.codec import RECORD_BYTES_MAX
 from qim_streams.wire import frames_sessions
+from qim_streams.wire.frames_changes import EditMessage, RecallMessage
 from qim_streams.wire.frames_group import (
     Conversation,
     GroupAdd,
@@ -129,10 +130,11 @@ class Message(NamedTuple):
     conversation_id: Conversation
     conversation_seq: Annotated[int, _COUNT, "order inside the conversation, from 1"]
     sender_id: Annotated[str, _ID, "who sent it"]
-    kind: Annotated[int, Int(0, 65_535), "0: message"]
-    state: Annotated[int, Int(0, 255), "0 normal, 1 edited, 2 recalled"]
+    kind: Annotated[int, Int(0, 65_535), "0: message; 1 edit, 2 recall of the message `target_seq`"]
+    state: Annotated[int, Int(0, 255), "0 normal, 1 edited, 2 recalled; of an edit or recall: its target's"]
     committed_at: Annotated[int, _COUNT, "milliseconds since the epoch"]
-    body: Annotated[bytes, _BODY, "opaque"]
+    body: Annotated[bytes, _BODY, "opaque; empty once recalled; of an edit: its target's, by now"]
+    target_seq: Annotated[int | None, _COUNT, "edit and recall: the conversation_seq that they change"] = None
 
 
 class Event(NamedTuple):
@@ -278,7 +280,7 @@ class Error(NamedTuple):
     rid: Annotated[int | None, Int(0, U32_MAX), "the request"] = None
     retry_after_ms: Annotated[int | None, _DELAY, "not before"] = None
     field: Annotated[str | None, Text(128), "the field that is wrong"] = None
-    client_message_id: Annotated[str | None, _ID, "of a refused SEND_MESSAGE"] = None
+    client_message_id: Annotated[str | None, _ID, "of a refused send, edit or recall"] = None
     rebuild_required: Annotated[bool | None, Bool(), "with CURSOR_EXPIRED"] = None
     new_cursor: Annotated[str | None, _CURSOR, "with CURSOR_REBASED"] = None
     replay_from_seq: Annotated[int | None, _SEQ, "with CURSOR_REBASED"] = None
@@ -297,6 +299,8 @@ ClientFrame = (
     | PullMailbox
     | SyncComplete
     | SendMessage
+    | EditMessage
+    | RecallMessage
     | PullHistory
     | Ping
     | Pong
@@ -336,6 +340,8 @@ CLIENT_FRAMES: Final[dict[str, Schema]] = {
     "PULL_MAILBOX": Schema(PullMailbox),
     "SYNC_COMPLETE": Schema(SyncComplete),
     "SEND_MESSAGE": Schema(SendMessage),
+    "EDIT_MESSAGE": Schema(EditMessage),
+    "RECALL_MESSAGE": Schema(RecallMessage),
     "PULL_HISTORY": Schema(PullHistory),
     "PING": Schema(Ping),
     "PONG": Schema(Pong),
