@@ -27,7 +27,7 @@ from qim_streams.commit.ports import (
 from qim_streams.commit.rules import NO_ID, reservation_of
 from qim_streams.errors import InvariantViolation
 from qim_streams.ids import ID_BYTES
-from qim_streams.operations.rules import operation_of
+from qim_streams.operations.rules import NO_REVISION, operation_of, revision_of
 from qim_streams.records import MessageRecord
 from qim_streams.redis_tier import Script
 
@@ -151,13 +151,17 @@ def _packed(one: CommitRequest) -> tuple[object, ...]:
 def _restored(message: MessageRecord) -> tuple[object, ...]:
     kept = reservation_of(message)
     operation = operation_of(message)
-    numbers = _NUMBERS.pack(kept.seq, kept.version, kept.committed_at)
+    dedup = kept.digest + kept.message_id
+    if revision_of(message) == NO_REVISION:  # else its body is not the one that was sent
+        dedup += _NUMBERS.pack(kept.seq, kept.version, kept.committed_at)
+    if operation is not None:
+        dedup += _REVISION.pack(kept.revision)
     row: tuple[object, ...] = (
         keys.conversation(message.tenant_id, message.conversation_id),
         message.sender_id,
         message.client_message_id,
         message.conversation_seq,
-        kept.digest + kept.message_id + numbers + (_REVISION.pack(kept.revision) if operation else b""),
+        dedup,
         message.encode(),
     )
     if operation is None:

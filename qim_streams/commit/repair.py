@@ -7,8 +7,10 @@ restores every message, before it numbers a new one: a used number is never issu
 
 After an ordinary restart there is little behind that offset: what was acknowledged and not yet confirmed.
 
-Invariants: numbers only go up; a message that is there is left alone; the store's knowledge of the Outbox is
-complete up to the log's end when `run` returns.
+Edits and recalls are applied to their targets again, also to those that only the archive has.
+
+Invariants: numbers only go up; a message that is there is left alone, but for the edits and recalls of it;
+the store's knowledge of the Outbox is complete up to the log's end when `run` returns.
 
 What it does not do: restore changes of members (the change log has them).
 
@@ -19,9 +21,11 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from qim_streams.archive.tiers import Records
 from qim_streams.commit.ports import ConversationStore, OutboxReader
 from qim_streams.commit.rules import ConversationKey
-from qim_streams.errors import RecordError
+from qim_streams.errors import RecordError, StoreError, StoreUnavailable
+from qim_streams.operations.rules import OPERATIONS, operation_of, readable, target_seq_of
 from qim_streams.records import MessageRecord, decode_message, decode_outbox
 
 log = logging.getLogger(__name__)
@@ -47,8 +51,8 @@ class Repaired:
 class OutboxRepair:
     """Repairs partitions at their grant."""
 
-    def __init__(self, store: ConversationStore, outbox: OutboxReader) -> None:
-        self._store, self._outbox = store, outbox
+    def __init__(self, store: ConversationStore, outbox: OutboxReader, archive: Records) -> None:
+        self._store, self._outbox, self._archive = store, outbox, archive
 
     async def run(self, partition: int, epoch: int) -> Repaired:
         """Restore what is missing; returns what was.
@@ -65,6 +69,7 @@ class OutboxRepair:
                 part = batch[start : start + RESTORE_MAX]
                 messages = _messages(part)
                 done.missing += await self._store.restore(partition, epoch, messages, part[-1][0])
+                await self._restore_targets(partition, epoch, messages, part[-1][0])
                 done.note(messages)
             read += len(batch)
         if done.missing:
@@ -77,12 +82,42 @@ class OutboxRepair:
             )
         return done
 
+    async def _restore_targets(
+        self, partition: int, epoch: int, messages: Sequence[MessageRecord], covered: int
+    ) -> None:
+        """Bring back targets of edits and recalls that only the archive has, and change them again.
+
+        The archive may not have come to these operations yet, and the next one needs their outcome.
+        """
+        operations = [one for one in messages if one.kind in OPERATIONS]
+        targets = [
+            (one.tenant_id, one.conversation_id, seq)
+            for one in operations
+            if (seq := target_seq_of(one)) is not None
+        ]
+        if not targets:
+            return
+        hot = await self._store.records(targets)
+        cold = list(dict.fromkeys(at for at, row in zip(targets, hot, strict=True) if row is None))
+        if not cold:
+            return
+        try:
+            rows = await self._archive.records(cold)
+        except StoreError as error:
+            raise StoreUnavailable(f"targets of {len(cold)} edits or recalls: {error}") from error
+        found = [one for row in rows if row is not None and (one := readable(row)) is not None]
+        if len(found) < len(cold):
+            log.error("ob:%d: %d targets of edits or recalls are nowhere", partition, len(cold) - len(found))
+        await self._store.restore(partition, epoch, [*found, *operations], covered)
+
 
 def _messages(records: Sequence[tuple[int, bytes, bytes]]) -> list[MessageRecord]:
     messages = []
     for offset, _, value in records:
         try:
-            messages.append(decode_message(decode_outbox(value).message))
+            message = decode_message(decode_outbox(value).message)
+            operation_of(message)  # one that is malformed is not ours either
+            messages.append(message)
         except RecordError as error:
             # Not ours: nothing that a writer appended. The fan-out stage reports it.
             log.error("Outbox record %d cannot be read: %s", offset, error)

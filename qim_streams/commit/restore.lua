@@ -6,7 +6,7 @@
 -- ARGV[4] dedup retention, ms  ARGV[5] highest offset of these records
 -- ARGV[6] msgpack: list of {tenant:conversation, sender, client_message_id, seq, dedup row, record, change}
 --   dedup row: digest 16, message_id 16, seq u64, membership version u64, committed_at u64, and of an edit
---   or recall its revision u16
+--   or recall its revision u16; digest and message_id only: dedup is not restored
 --   change: of an edit or recall only: {kind, target seq, body, revision}
 -- Answer: how many messages were missing. What is there stays as it is, but targets of edits and recalls
 --   that have an earlier revision get this one; numbers only go up.
@@ -20,7 +20,9 @@ for _, message in ipairs(cmsgpack.unpack(ARGV[6])) do
   local c, seq, row = message[1], message[4], message[5]
   local key, seq_text = base .. 'c:' .. c, string.format('%.0f', seq)
   missing = missing + redis.call('HSETNX', base .. 'r:' .. c, seq_text, message[6])
-  redis.call('SET', base .. 'd:' .. c .. ':' .. message[2] .. ':' .. message[3], row, 'PX', ARGV[4], 'NX')
+  if #row > 32 then
+    redis.call('SET', base .. 'd:' .. c .. ':' .. message[2] .. ':' .. message[3], row, 'PX', ARGV[4], 'NX')
+  end
   if seq > tonumber(redis.call('HGET', key, 'seq') or '0') then
     -- Ids of a conversation grow with its seqs, so the highest seq has the last id.
     redis.call('HSET', key, 'seq', seq_text, 'last_id', string.sub(row, 17, 32))

@@ -36,6 +36,7 @@ from qim_streams.operations.rules import (
     readable,
     revise,
     revision_bytes,
+    revision_of,
 )
 from qim_streams.records import KIND_MESSAGE, MessageRecord, message_head
 
@@ -160,10 +161,9 @@ def restore(state: PartitionState, messages: Iterable[MessageRecord], covered: i
         if message.conversation_seq not in records:
             records[message.conversation_seq] = message.encode()
             missing += 1
-        reservation = reservation_of(message)
-        state.reservations.setdefault(
-            (*conversation, message.sender_id, message.client_message_id), reservation
-        )
+        if revision_of(message) == NO_REVISION:  # else its body is not the one that was sent
+            dedup = (*conversation, message.sender_id, message.client_message_id)
+            state.reservations.setdefault(dedup, reservation_of(message))
         head = state.heads.setdefault(conversation, Head())
         if message.conversation_seq > head.seq:
             head.seq, head.last_id = message.conversation_seq, message.message_id

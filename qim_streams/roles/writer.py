@@ -142,7 +142,7 @@ class _Parts:
         self.services = LaneServices(
             store=store,
             outbox=outbox,
-            repair=OutboxRepair(store, self.reader),
+            repair=OutboxRepair(store, self.reader, self.archive),
             replay=MembershipReplay(
                 membership, reader, self.change_reader, directory, settings.mailbox_shards, now_ms
             ),

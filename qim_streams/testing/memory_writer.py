@@ -129,10 +129,11 @@ class WriterRig:
         self.changes = ChangeWriter(self.membership, self.reader, self.change_log, limits, around)
         self.groups = GroupService(self.membership, self.directory, self.changes)
         self.direct_chats = DirectChatMaker(self.changes, self.directory, self.snapshots.put)
+        cold = archive or MemoryArchive()
         services = LaneServices(
             store=self.conversations,
             outbox=self.outbox,
-            repair=OutboxRepair(self.conversations, MemoryOutboxReader(log)),
+            repair=OutboxRepair(self.conversations, MemoryOutboxReader(log), cold),
             replay=MembershipReplay(
                 self.membership, self.reader, self.change_log, self.directory, mailbox_shards, now_ms
             ),
@@ -145,7 +146,7 @@ class WriterRig:
             admission=Admission(admission or AdmissionLimits(65_536, 500, 0)),
             now_ms=now_ms,
             on_doubt=self.die,
-            targets=ArchivedTargets(archive or MemoryArchive()),
+            targets=ArchivedTargets(cold),
             windows=windows or Windows(),
             sleep=self._no_sleep,
         )
