@@ -40,6 +40,7 @@ class World:
             ttl_ms=15_000,
             renew_ms=60,
             settle=rig.changes.settle_all,
+            prove=rig.proof.prove,
         )
         rig.writer._on_fenced = ownership.fenced
         running = asyncio.create_task(ownership.run(rig.writer))
