@@ -161,7 +161,9 @@ def compose(
             CursorSigner(settings.secret("cursor_secret"), previous or None),
         ),
         pulls=PullService(mailboxes, hot, archive),
-        histories=HistoryService(RedisHistoryStore(redis, partition_of), archive, lists.deletions),
+        histories=HistoryService(
+            RedisHistoryStore(redis, partition_of, whole_only=True), archive, lists.deletions
+        ),
         sessions=lists.frames,
         devices=devices,
         writers=writers,
