@@ -243,6 +243,7 @@ def view_of(one: Found) -> RowView:
         head.name,
         head.peer_id,
         head.dismissed,
+        head.allocated_seq,
         head.committed_seq,
         head.history_policy,
         head.member,
@@ -252,9 +253,9 @@ def view_of(one: Found) -> RowView:
 
 def _feed(walk: TailWalk, head: HeadView) -> None:
     """Give a walk what came with the head, as far as it is in one piece."""
-    if walk.view.end != head.committed_seq:
+    if walk.view.top != head.allocated_seq:
         return
-    for seq, record in zip(range(head.committed_seq, 0, -1), head.records, strict=False):
+    for seq, record in zip(range(head.allocated_seq, 0, -1), head.records, strict=False):
         if record is None or walk.is_done:
             return
         walk.take(Span(seq, seq), parsed([(seq, record)]))

@@ -3,8 +3,9 @@
 Unread of a conversation, by definition: the plain messages above the user's base that stand and that he
 has not deleted for himself. The base is the highest of: the last join (what was said before is not for
 him), what he cleared, what he has read, and his own last message (who answers has read). Edits and recalls
-have numbers of their own and never count; a recalled message no longer does. Somebody who is not an active
-member has nothing unread. Counted exactly up to `limits.UNREAD_PRECISE_LIMIT`.
+have numbers of their own and never count; a recalled message no longer does. A message counts as soon as it
+has its number, and is shown once it is committed: its entry may be in the mailbox before that is known.
+Somebody who is not an active member has nothing unread. Counted exactly up to `limits.UNREAD_PRECISE_LIMIT`.
 
 Invariants: `read_seq`, `deleted_to_seq` and `version` never go back; nothing is marked beyond the last
 message; a mark that changes nothing returns the very same state.
@@ -127,6 +128,7 @@ class RowView:
     name: str
     peer_id: str | None
     dismissed: bool
+    allocated_seq: int
     committed_seq: int
     history_policy: str
     member: Member | None
@@ -138,19 +140,24 @@ class RowView:
         return self.member is not None and self.member.active
 
     @property
-    def end(self) -> int:
-        """The last number that the user may see; 0 for none."""
+    def top(self) -> int:
+        """The last number given out that is for the user, RESERVED ones included; 0 for none."""
         ranges = visible_ranges(self.member, self.history_policy)
         if not ranges:
             return 0
         last = ranges[-1][1]
-        return self.committed_seq if last is None else min(last, self.committed_seq)
+        return self.allocated_seq if last is None else min(last, self.allocated_seq)
+
+    @property
+    def end(self) -> int:
+        """The last number that the user may see now."""
+        return min(self.top, self.committed_seq)
 
     @property
     def base(self) -> int:
-        """What is unread lies above it. At or above `end`: nothing is."""
+        """What is unread lies above it. At or above `top`: nothing is."""
         if self.member is None or not self.member.active:
-            return self.end
+            return self.top
         joined = self.member.intervals[-1][0] if self.member.intervals else 0
         return max(joined, self.state.deleted_to_seq, self.state.read_seq)
 
@@ -176,7 +183,7 @@ class TailWalk:
     def __post_init__(self) -> None:
         """Stand at the end of what the user may see."""
         self._deleted = frozenset(self.view.state.deleted)
-        self._at = self.view.end
+        self._at = self.view.top
         self._ranges = visible_ranges(self.view.member, self.view.history_policy)
         self._stop = max(self._ranges[0][0] if self._ranges else self._at, self.view.state.deleted_to_seq)
 
@@ -212,7 +219,7 @@ class TailWalk:
 
     def _look(self, message: TailMessage) -> None:
         view, hidden = self.view, message.seq in self._deleted
-        if self.last is None and not hidden and message.seq > self._stop:
+        if self.last is None and not hidden and self._stop < message.seq <= view.end:
             self.last = message if is_visible(self._ranges, message.seq) else None
         if not self._counting or message.seq <= view.base:
             return

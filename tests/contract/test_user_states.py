@@ -200,7 +200,7 @@ async def test_heads_in_bulk(past: tuple[Tiers, ConversationHeads]) -> None:
     assert await heads.heads(TENANT, "ann", []) == []
 
 
-async def test_heads_end_before_what_is_pending(past: tuple[Tiers, ConversationHeads]) -> None:
+async def test_heads_tell_what_is_pending(past: tuple[Tiers, ConversationHeads]) -> None:
     tiers, heads = past
     await tiers.hot.group("g", {"ann": "owner"})
     await tiers.hot.group("h", {"ann": "owner"})
@@ -210,8 +210,8 @@ async def test_heads_end_before_what_is_pending(past: tuple[Tiers, ConversationH
     g, h = await heads.heads(TENANT, "ann", [HeadQuery("g", 0), HeadQuery("h", 0)])
     assert g is not None
     assert h is not None
-    assert (g.committed_seq, len(g.records)) == (3, 3)
-    assert (h.committed_seq, h.records) == (0, [])
+    assert (g.committed_seq, g.allocated_seq, len(g.records)) == (3, 5, 5)
+    assert (h.committed_seq, h.allocated_seq, len(h.records)) == (0, 1, 1)
 
 
 async def test_heads_of_large_bodies_bring_one_record_each(hot_client: RedisClient) -> None:

@@ -22,7 +22,7 @@ def view(
     policy: str = "joined",
 ) -> RowView:
     member = Member("ann", 64, "member", intervals[-1][1] is None, intervals) if intervals else None
-    return RowView("team", "group", "", None, False, committed, policy, member, state)
+    return RowView("team", "group", "", None, False, committed, committed, policy, member, state)
 
 
 def said(seq: int, sender: str = "ben", kind: int = 0, state: int = 0, **more: object) -> TailMessage:
