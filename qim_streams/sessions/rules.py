@@ -175,6 +175,8 @@ class TailWalk:
     _ranges: Intervals = field(init=False)
     _at: int = field(init=False)
     _stop: int = field(init=False)
+    _base: int = field(init=False)
+    _end: int = field(init=False)
     _count: int = 0
     _mentions: int = 0
     _counting: bool = True
@@ -183,14 +185,14 @@ class TailWalk:
     def __post_init__(self) -> None:
         """Stand at the end of what the user may see."""
         self._deleted = frozenset(self.view.state.deleted)
-        self._at = self.view.top
+        self._at, self._base, self._end = self.view.top, self.view.base, self.view.end
         self._ranges = visible_ranges(self.view.member, self.view.history_policy)
         self._stop = max(self._ranges[0][0] if self._ranges else self._at, self.view.state.deleted_to_seq)
 
     @property
     def is_done(self) -> bool:
         """Whether nothing more is wanted."""
-        counted = not self._counting or self._at <= self.view.base
+        counted = not self._counting or self._at <= self._base
         shown = self.last is not None or self._at <= self._stop
         return (counted and shown) or self._looked >= WALK_MAX
 
@@ -205,25 +207,28 @@ class TailWalk:
         if span.high != self._at:
             raise ValueError(f"the walk stands at {self._at}, not at {span.high}")
         while self._at >= span.low and not self.is_done:
-            message = messages.get(self._at)
-            if message is not None and message.kind == KIND_MESSAGE:
-                self._look(message)
-            self._at -= 1
-            self._looked += 1
+            self.step(messages.get(self._at))
+
+    def step(self, message: TailMessage | None) -> None:
+        """What the number at which the walk stands holds, if anything; the walk is not done yet."""
+        if message is not None and message.kind == KIND_MESSAGE:
+            self._look(message)
+        self._at -= 1
+        self._looked += 1
 
     def unread(self) -> Unread:
         """The count so far."""
         if self._count > limits.UNREAD_PRECISE_LIMIT:
             return Unread(limits.UNREAD_PRECISE_LIMIT, False, self._mentions)
-        return Unread(self._count, not self._counting or self._at <= self.view.base, self._mentions)
+        return Unread(self._count, not self._counting or self._at <= self._base, self._mentions)
 
     def _look(self, message: TailMessage) -> None:
-        view, hidden = self.view, message.seq in self._deleted
-        if self.last is None and not hidden and self._stop < message.seq <= view.end:
+        user_id, hidden = self.view.state.user_id, message.seq in self._deleted
+        if self.last is None and not hidden and self._stop < message.seq <= self._end:
             self.last = message if is_visible(self._ranges, message.seq) else None
-        if not self._counting or message.seq <= view.base:
+        if not self._counting or message.seq <= self._base:
             return
-        if message.sender_id == view.state.user_id:
+        if message.sender_id == user_id:
             self._counting = False
             return
         if hidden or message.state == STATE_RECALLED:
@@ -231,7 +236,7 @@ class TailWalk:
         self._count += 1
         if self._count > limits.UNREAD_PRECISE_LIMIT:
             self._counting = False
-        elif message.mentions_all or view.state.user_id in message.mentions:
+        elif message.mentions_all or user_id in message.mentions:
             self._mentions += 1
 
 
