@@ -37,3 +37,5 @@ SESSION_DELETES_MAX = 500  # messages of one conversation that a user has delete
 DELETE_SEQS_MAX = 200  # of one DELETE_MESSAGES
 SESSION_PINS_MAX = 100  # pinned conversations of a user
 SESSION_CURSOR_MAX = 256  # characters of the cursor of a session list
+MENTIONS_MAX = 50  # users that one message names
+SESSION_MENTIONS_MAX = 20  # unread mentions of a conversation that a session row names

@@ -16,6 +16,7 @@ from qim_streams.wire.schema import Schema
 
 _PAGE, _ROW = Schema(SessionList), Schema(SessionRow)
 _HEADER = ("conversation", "kind", "unread", "mentions", "read", "latest", "marks", "newest", "name or peer")
+ONLY = ("all", "unread", "muted", "mentioned")
 _USER = click.option("--user", required=True, help="whose list")
 _TOKEN = click.option("--token", envvar="QIM_TOKEN", hidden=True)
 
@@ -27,7 +28,7 @@ def sessions() -> None:
 
 @sessions.command("list")
 @_USER
-@click.option("--only", type=click.Choice(["all", "unread", "muted"]), default="all", show_default=True)
+@click.option("--only", type=click.Choice(ONLY), default="all", show_default=True)
 @click.option("--pinned-first", is_flag=True, help="pinned conversations at the top")
 @click.option("--cursor", help="go on after a page that said so")
 @click.option("--limit", type=click.IntRange(1, limits.SESSION_PAGE_MAX), default=50, show_default=True)

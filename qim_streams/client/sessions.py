@@ -39,7 +39,7 @@ from qim_streams.wire.frames_sessions import (
 if TYPE_CHECKING:
     from qim_streams.client.session import Session
 
-Only = Literal["all", "unread", "muted"]
+Only = Literal["all", "unread", "muted", "mentioned"]
 PAGES_MAX: Final = 1_000
 
 

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 from qim_streams.commit.outcome import SendOutcome, SendRequest, refused
 from qim_streams.commit.ports import SEQ_MAX
+from qim_streams.errors import RecordError
 from qim_streams.ids import direct_conversation_id, is_text_id
 from qim_streams.lru import LruMap
+from qim_streams.mentions import decode_mentions
 from qim_streams.operations.rules import OPERATIONS
 from qim_streams.records import KIND_MESSAGE, KIND_RECALL
 
@@ -55,7 +57,7 @@ class Admission:
             )
         (
             tenant_id, conversation_id, sender_id, _, device_id, client_message_id, _, to_user_id, kind,
-            target_seq,
+            target_seq, mentions,
         ) = request  # fmt: skip
         named = tenant_id, conversation_id, sender_id, device_id, to_user_id
         if named not in self._formed:
@@ -68,6 +70,8 @@ class Admission:
             return refused("FIELD_INVALID", "client_message_id is not an id")
         if kind != KIND_MESSAGE or target_seq:
             return _check_change(request)
+        if mentions and not _is_well_formed(mentions):
+            return refused("FIELD_INVALID", "mentions names what is not a user, or too many")
         return None
 
     def waits_ms(self, requests: Sequence[SendRequest], now_ms: int) -> list[int]:
@@ -125,3 +129,11 @@ def check_chat(request: SendRequest) -> SendOutcome | None:
     if request.conversation_id != expected:
         return refused("FIELD_INVALID", "conversation_id is not that of a chat with to_user_id")
     return None
+
+
+def _is_well_formed(field: bytes) -> bool:
+    try:
+        decode_mentions(field)
+    except RecordError:
+        return False
+    return True

@@ -6,7 +6,8 @@
 -- ARGV[4] dedup retention, ms  ARGV[5] message ids to confirm, 16 bytes each
 -- ARGV[6] highest Outbox offset among those acknowledged, -1: none
 -- ARGV[7] msgpack: list of {tenant:conversation, sender, client_message_id, fixed, record tail, change}
---   fixed: digest 16, candidate message_id 16, committed_at u64, flags u8 (1: refuse what is new)
+--   fixed: digest 16, candidate message_id 16, committed_at u64, flags u8 (1: refuse what is new,
+--   2: it mentions everybody)
 --   change: of an edit or recall only: {kind, target seq, body, window ms, admin window ms, archived record}
 -- Answer: 47 bytes per message: status u8, message_id 16, seq u64, membership version u64,
 --   committed_at u64, active members u32, revision that an edit or recall gave its target u16
@@ -64,7 +65,7 @@ local function is_above(a, b)
 end
 
 -- Why a message that is not a repeat cannot be committed; nil when it can.
-local function refusal(c, head, sender, id, refuse_new, change)
+local function refusal(c, head, sender, id, flags, change)
   if not head.exists then return NO_CONVERSATION end
   local row = row_of(c, head, sender)
   if not row or byte(row, 1) ~= ACTIVE then return NOT_MEMBER end
@@ -72,7 +73,8 @@ local function refusal(c, head, sender, id, refuse_new, change)
   if head.admins_only and byte(row, 2) == MEMBER and not (change and change[1] == RECALL) then
     return NOT_ALLOWED
   end
-  if refuse_new then return RATE_LIMITED end
+  if flags >= 2 and head.exists ~= 'direct' and byte(row, 2) == MEMBER then return NOT_ALLOWED end
+  if flags % 2 == 1 then return RATE_LIMITED end
   if head.behind or not is_above(id, head.last_id) then return CLOCK_BEHIND end
   if head.seq >= SEQ_MAX then return EXHAUSTED end
 end
@@ -121,7 +123,7 @@ local function answer_of(request)
   local dedup_key = dedup_at .. c .. ':' .. sender .. ':' .. request[3]
   local id, committed_at = sub(fixed, 17, 32), sub(fixed, 33, 40)
   local head, change = head_of(c), request[6]
-  local status, revision, after = refusal(c, head, sender, id, byte(fixed, 41) == 1, change), nil, nil
+  local status, revision, after = refusal(c, head, sender, id, byte(fixed, 41), change), nil, nil
   if change and not status then status, revision, after = changed(c, head, sender, change, committed_at) end
   if status then
     local kept = call('GET', dedup_key)

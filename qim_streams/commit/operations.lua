@@ -1,7 +1,8 @@
 -- Edits and recalls, put in front of the scripts that apply them. The same rule in Python: operations/rules.py.
 --
--- A record: head 17 bytes, version byte, array of 13 fields, then the revision if the message was revised.
--- Fields used: 3 message_id, 5 sender, 10 committed_at, 11 kind, 12 state, 13 body, 14 revision.
+-- A record: head 17 bytes, version byte, array of 13 fields, then the revision if the message was revised or
+-- mentions somebody, then the mentions.
+-- Fields used: 3 message_id, 5 sender, 10 committed_at, 11 kind, 12 state, 13 body, 14 revision, 15 mentions.
 
 local RECALL_REVISION, RECALL = 4095, 2
 
@@ -59,13 +60,15 @@ local function fields_of(record)
     or type(f[10]) ~= 'number' or type(f[11]) ~= 'number' or type(f[12]) ~= 'number'
     or type(f[13]) ~= 'string' then return nil end
   if f[11] ~= 0 or count == 13 then return f end
-  if count == 14 and type(f[14]) == 'number' and f[14] <= RECALL_REVISION then return f end
+  if type(f[14]) ~= 'number' or f[14] > RECALL_REVISION then return nil end
+  if count == 14 or (count == 15 and type(f[15]) == 'string') then return f end
 end
 
 -- The record of a message after an edit or recall: only state, body and revision differ. States have the
 -- numbers of the kinds that lead to them.
 local function revised(record, f, kind, body, revision)
-  local behind = 1 + #packed_bytes(f[13]) + (f[14] and #packed_number(f[14]) or 0)
-  return string.sub(record, 1, 18) .. '\158' .. string.sub(record, 20, #record - behind)
-    .. string.char(kind) .. packed_bytes(body) .. packed_number(revision)
+  local mentions = f[15] and packed_bytes(f[15]) or ''
+  local behind = 1 + #packed_bytes(f[13]) + (f[14] and #packed_number(f[14]) or 0) + #mentions
+  return string.sub(record, 1, 18) .. (f[15] and '\159' or '\158') .. string.sub(record, 20, #record - behind)
+    .. string.char(kind) .. packed_bytes(body) .. packed_number(revision) .. mentions
 end

@@ -27,6 +27,7 @@ class SendRequest(NamedTuple):
     to_user_id: str | None = None
     kind: int = 0
     target_seq: int = 0
+    mentions: bytes = b""  # of a message (`mentions.Mentions.encode`)
 
 
 class SendStatus(IntEnum):
@@ -61,7 +62,7 @@ _REFUSALS = {
     CommitStatus.NO_CONVERSATION: ("NO_CONVERSATION", "there is no such conversation"),
     CommitStatus.NOT_MEMBER: ("NOT_MEMBER", "the sender is not a member"),
     CommitStatus.DISMISSED: ("DISMISSED", "the group was dismissed"),
-    CommitStatus.NOT_ALLOWED: ("NOT_ALLOWED", "only administrators may send here"),
+    CommitStatus.NOT_ALLOWED: ("NOT_ALLOWED", "only administrators may send this here"),
     CommitStatus.EXHAUSTED: ("INTERNAL", "the conversation has used its last sequence number"),
     CommitStatus.NO_TARGET: ("TARGET_NOT_FOUND", "the conversation has no such message"),
     CommitStatus.NOT_A_MESSAGE: ("TARGET_NOT_A_MESSAGE", "the number is that of an edit or recall"),

@@ -70,6 +70,7 @@ class CommitRequest(NamedTuple):
     record_tail: bytes
     refuse_new: bool = False
     change: Change | None = None
+    to_everybody: bool = False  # it mentions everybody: in a group administrators may
 
 
 class CommitResult(NamedTuple):

@@ -141,8 +141,8 @@ def _encode(requests: Sequence[CommitRequest]) -> bytes:
 
 
 def _packed(one: CommitRequest) -> tuple[object, ...]:
-    (tenant, chat, sender, client_message_id, digest, message_id, at, tail, refuse_new, change) = one
-    fixed = _FIXED.pack(digest, message_id, at, refuse_new)
+    (tenant, chat, sender, client_message_id, digest, message_id, at, tail, refuse_new, change, to_all) = one
+    fixed = _FIXED.pack(digest, message_id, at, refuse_new | to_all << 1)
     if change is None:
         return f"{tenant}:{chat}", sender, client_message_id, fixed, tail
     return f"{tenant}:{chat}", sender, client_message_id, fixed, tail, change

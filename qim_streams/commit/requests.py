@@ -8,7 +8,8 @@ from typing import NamedTuple
 from qim_streams.commit.outcome import SendRequest
 from qim_streams.commit.ports import Change, CommitRequest
 from qim_streams.commit.rules import payload_digest
-from qim_streams.operations.rules import STATE_OF, operation_tail
+from qim_streams.mentions import EVERYBODY
+from qim_streams.operations.rules import NO_REVISION, STATE_OF, operation_tail
 from qim_streams.records import KIND_EDIT, KIND_MESSAGE, STATE_NORMAL, MessageRecord
 
 
@@ -43,6 +44,8 @@ def commit_request(
     )
     if send.kind != KIND_MESSAGE:
         tail = operation_tail(record._replace(state=STATE_OF[send.kind]), send.target_seq)
+    elif send.mentions:
+        tail = record._replace(extra=(NO_REVISION, send.mentions)).tail()
     else:
         tail = record.tail()
     return CommitRequest(
@@ -50,11 +53,12 @@ def commit_request(
         send.conversation_id,
         send.sender_id,
         send.client_message_id,
-        payload_digest(send.kind, send.body, send.target_seq),
+        payload_digest(send.kind, send.body, send.target_seq, send.mentions),
         message_id,
         now_ms,
         tail,
         refuse_new,
+        to_everybody=send.mentions[:1] == EVERYBODY,
     )
 
 

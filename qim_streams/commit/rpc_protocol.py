@@ -141,9 +141,10 @@ def _bytes_of(value: object, size: int) -> bool:
 def read_send(args: object) -> SendRequest:
     """A SendRequest out of its arguments; ProtocolError unless every field has its type."""
     if not isinstance(args, list) or len(args) < 9:
-        raise ProtocolError("BAD_FRAME", "a send has nine arguments or ten")
+        raise ProtocolError("BAD_FRAME", "a send has nine arguments or more")
     tenant, chat, sender, ordinal, device, client_message_id, body, to_user, kind = args[:9]
     target_seq = args[9] if len(args) > 9 else 0  # an older gateway sends none
+    mentions = args[10] if len(args) > 10 else b""
     typed = (
         type(tenant) is str
         and type(chat) is str
@@ -158,11 +159,12 @@ def read_send(args: object) -> SendRequest:
         and 0 <= kind < 2**16
         and type(target_seq) is int
         and 0 <= target_seq < 2**53
+        and type(mentions) is bytes
     )
     if not typed:
         raise ProtocolError("BAD_FRAME", "an argument of a send has a wrong type")
     return SendRequest(
-        tenant, chat, sender, ordinal, device, client_message_id, body, to_user, kind, target_seq
+        tenant, chat, sender, ordinal, device, client_message_id, body, to_user, kind, target_seq, mentions
     )
 
 

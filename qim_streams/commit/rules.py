@@ -26,6 +26,7 @@ from qim_streams.commit.ports import (
 )
 from qim_streams.errors import FencedError, InvariantViolation
 from qim_streams.membership.ports import Member
+from qim_streams.mentions import field_of
 from qim_streams.operations.rules import (
     NO_REVISION,
     STATE_OF,
@@ -49,8 +50,11 @@ ConversationKey = tuple[str, str]  # tenant, conversation
 DedupKey = tuple[str, str, str, str]  # tenant, conversation, sender, client_message_id
 
 
-def payload_digest(kind: int, body: bytes, target_seq: int = 0) -> bytes:
+def payload_digest(kind: int, body: bytes, target_seq: int = 0, mentions: bytes = b"") -> bytes:
     """16 bytes over what must be equal when a client_message_id is used again."""
+    if mentions:
+        head = _DIGEST_DOMAIN + b"mentions" + len(mentions).to_bytes(4, "big")
+        return blake3(head + mentions + body).digest(DIGEST_BYTES)
     if kind == KIND_MESSAGE:
         return blake3(_DIGEST_OF_KIND_0 + body).digest(DIGEST_BYTES)
     prefix = _DIGEST_DOMAIN + kind.to_bytes(2, "big") + target_seq.to_bytes(8, "big")
@@ -136,6 +140,8 @@ def decide_new(
     speaks = request.change is None or is_speech(request.change.kind)
     if head.send_policy == "admins" and sender.role == "member" and speaks:
         return CommitStatus.NOT_ALLOWED
+    if request.to_everybody and head.kind != "direct" and sender.role == "member":
+        return CommitStatus.NOT_ALLOWED
     if request.refuse_new:
         return CommitStatus.RATE_LIMITED
     if behind or request.message_id <= head.last_id:
@@ -179,7 +185,7 @@ def reservation_of(message: MessageRecord) -> Reservation:
     operation = operation_of(message)
     target_seq, revision = (operation.target_seq, operation.revision) if operation else (0, NO_REVISION)
     return Reservation(
-        payload_digest(message.kind, message.body, target_seq),
+        payload_digest(message.kind, message.body, target_seq, field_of(message)),
         message.message_id,
         message.conversation_seq,
         message.membership_version,
@@ -263,7 +269,9 @@ def _changed(
     status, revision = decide_change(change, target, request.sender_id, role, request.committed_at)
     if status is not CommitStatus.NEW:
         return status, NO_REVISION, b""
-    after = target._replace(state=STATE_OF[change.kind], body=change.body, extra=(revision,))
+    after = target._replace(
+        state=STATE_OF[change.kind], body=change.body, extra=(revision, *target.extra[1:])
+    )
     return status, revision, after.encode()
 
 

@@ -16,6 +16,7 @@ from qim_streams.gateway.metrics import PUSHED_SECONDS
 from qim_streams.gateway.presence import Notice, Said
 from qim_streams.gateway.services import Services
 from qim_streams.gateway.session import ClientSession
+from qim_streams.mentions import may_name, type_in_body
 from qim_streams.records import PushBatch
 from qim_streams.sync.pull import PulledEvent
 
@@ -88,12 +89,15 @@ class Deliveries:
             batch.fencing_epoch,
         )
         for seq, ordinal, body, recipients, _ in batch.items:
+            names = may_name(body)
             for connection_id, session_epoch, event_id, flags, mention, client_message_id in recipients:
                 session = get(connection_id)
                 if session is None or session.session_epoch != session_epoch or session.place != where:
                     self._all.counters.stale_recipients += 1
                     stale.add(connection_id)
                     continue
+                if names:
+                    mention = type_in_body(body, session.address.user_id)
                 event = PulledEvent(seq, ordinal, event_id, flags, mention, client_message_id, body)
                 waiting.add(session, epoch, event)
 

@@ -10,6 +10,7 @@ from qim_streams.errors import ProtocolError
 from qim_streams.ids import direct_conversation_id
 from qim_streams.membership.commands import GroupCommand, GroupOp
 from qim_streams.membership.commands import GroupState as GroupAnswer
+from qim_streams.mentions import mentions
 from qim_streams.records import KIND_EDIT, KIND_MESSAGE, KIND_RECALL
 from qim_streams.sync.ports import MailboxAddress
 from qim_streams.wire import answers
@@ -41,9 +42,10 @@ _SETTABLE = ("name", "send_policy", "join_policy", "history_policy")
 def send_request(frame: SendFrame, sender: MailboxAddress, body_bytes_max: int) -> SendRequest:
     """The request of a send, an edit or a recall; ProtocolError BODY_TOO_LARGE or FIELD_INVALID."""
     body, to_user_id, conversation_id = b"", None, frame.conversation_id
-    kind, target_seq = KIND_MESSAGE, 0
+    kind, target_seq, named = KIND_MESSAGE, 0, b""
     if isinstance(frame, SendMessage):
         body, to_user_id = frame.body, frame.to_user_id
+        named = mentions(frame.mentions or (), frame.mention_all).encode()
         if (conversation_id is None) == (to_user_id is None):
             detail = "give conversation_id or to_user_id"
             raise ProtocolError("FIELD_INVALID", detail, field="conversation_id")
@@ -68,6 +70,7 @@ def send_request(frame: SendFrame, sender: MailboxAddress, body_bytes_max: int) 
         to_user_id,
         kind,
         target_seq,
+        named,
     )
 
 

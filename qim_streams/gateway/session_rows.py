@@ -32,6 +32,7 @@ def row_frame(row: ListRow) -> SessionRow:
         name=view.name,
         peer_user_id=view.peer_id,
         peer_read_seq=row.peer_read_seq,
+        mention_seqs=list(row.mention_seqs) or None,
         last=None if row.last is None else _last(row.last),
     )
 

@@ -111,7 +111,9 @@ def revise(target: MessageRecord, operation: Operation) -> MessageRecord | None:
     """
     if target.kind != KIND_MESSAGE or not has_known_form(target) or revision_of(target) >= operation.revision:
         return None
-    return target._replace(state=STATE_OF[operation.kind], body=operation.body, extra=(operation.revision,))
+    return target._replace(
+        state=STATE_OF[operation.kind], body=operation.body, extra=(operation.revision, *target.extra[1:])
+    )
 
 
 def as_seen(message: MessageRecord, target: MessageRecord | None) -> MessageRecord:
@@ -127,9 +129,12 @@ def as_seen(message: MessageRecord, target: MessageRecord | None) -> MessageReco
 
 
 def has_known_form(message: MessageRecord) -> bool:
-    """Whether a message has no other extra field than its revision: the script can revise no other."""
+    """Whether a message has no extra fields but revision and mentions: the script can revise no other."""
     extra = message.extra
-    return not extra or (len(extra) == 1 and type(extra[0]) is int and 0 <= extra[0] <= REVISION_MAX)
+    if not extra:
+        return True
+    known = type(extra[0]) is int and 0 <= extra[0] <= REVISION_MAX
+    return known and (len(extra) == 1 or (len(extra) == 2 and type(extra[1]) is bytes))
 
 
 def decide_change(

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from qim_streams import limits
 from qim_streams.sessions.ports import (
     Candidate,
     ConversationHeads,
@@ -51,11 +52,11 @@ CHUNKS_MAX: Final = 8  # of one request: a filter that finds little ends its pag
 LISTS_AT_ONCE_MAX: Final = 32  # in the whole process
 WIDE_MAX: Final = 256  # conversations whose place is read from their heads, per user
 TOTALS_MAX: Final = 100  # conversations that totals look at; more are said to be incomplete
-ALL, UNREAD, MUTED = "all", "unread", "muted"
+ALL, UNREAD, MUTED, MENTIONED = "all", "unread", "muted", "mentioned"
 
 
 class ListQuery(NamedTuple):
-    """A page: `only` is all, unread or muted; without a cursor from the top."""
+    """A page: `only` is all, unread, muted or mentioned; without a cursor from the top."""
 
     cursor: str | None
     limit: int
@@ -72,6 +73,7 @@ class ListRow:
     unread: Unread
     last: TailMessage | None
     peer_read_seq: int | None = None
+    mention_seqs: tuple[int, ...] = ()  # unread messages that name the user, the newest first
 
 
 class ListPage(NamedTuple):
@@ -170,7 +172,13 @@ class SessionLists:
             _feed(walk, one.head)
         await asyncio.gather(*(self._finish(user, walk) for walk in walks if not walk.is_done))
         rows = [
-            ListRow(walk.view, max(one.activity, _head_activity(one)), walk.unread(), walk.last)
+            ListRow(
+                walk.view,
+                max(one.activity, _head_activity(one)),
+                walk.unread(),
+                walk.last,
+                mention_seqs=tuple(walk.mention_seqs[: limits.SESSION_MENTIONS_MAX]),
+            )
             for one, walk in zip(found, walks, strict=True)
         ]
         if peers:
@@ -271,4 +279,6 @@ def _is_after(one: Candidate, place: ListPlace | None) -> bool:
 def _wanted(row: ListRow, only: str) -> bool:
     if only == UNREAD:
         return row.unread.messages > 0
+    if only == MENTIONED:
+        return row.unread.mentions > 0
     return only == ALL or row.view.state.muted

@@ -178,7 +178,7 @@ class TailWalk:
     _base: int = field(init=False)
     _end: int = field(init=False)
     _count: int = 0
-    _mentions: int = 0
+    mention_seqs: list[int] = field(default_factory=list)  # of the unread, the newest first
     _counting: bool = True
     _looked: int = 0
 
@@ -219,8 +219,8 @@ class TailWalk:
     def unread(self) -> Unread:
         """The count so far."""
         if self._count > limits.UNREAD_PRECISE_LIMIT:
-            return Unread(limits.UNREAD_PRECISE_LIMIT, False, self._mentions)
-        return Unread(self._count, not self._counting or self._at <= self._base, self._mentions)
+            return Unread(limits.UNREAD_PRECISE_LIMIT, False, len(self.mention_seqs))
+        return Unread(self._count, not self._counting or self._at <= self._base, len(self.mention_seqs))
 
     def _look(self, message: TailMessage) -> None:
         user_id, hidden = self.view.state.user_id, message.seq in self._deleted
@@ -237,7 +237,7 @@ class TailWalk:
         if self._count > limits.UNREAD_PRECISE_LIMIT:
             self._counting = False
         elif message.mentions_all or user_id in message.mentions:
-            self._mentions += 1
+            self.mention_seqs.append(message.seq)
 
 
 # -- the list

@@ -17,6 +17,7 @@ from qim_streams import limits
 from qim_streams.errors import RecordError
 from qim_streams.history.ports import ArchiveRanges, HistoryStore
 from qim_streams.history.rules import Span
+from qim_streams.mentions import NOBODY, mentions_of
 from qim_streams.records import STATE_RECALLED, MessageRecord, decode_message
 from qim_streams.sessions.rules import TailMessage
 
@@ -66,7 +67,7 @@ def parsed(rows: Iterable[tuple[int, bytes | None]]) -> dict[int, TailMessage]:
 def tail_message(message: MessageRecord) -> TailMessage:
     """What a list needs of a record. A recalled message shows nothing of its body."""
     recalled = message.state == STATE_RECALLED
-    size = limits.SESSION_PREVIEW_BYTES
+    size, named = limits.SESSION_PREVIEW_BYTES, mentions_of(message) if len(message.extra) > 1 else NOBODY
     return TailMessage(
         message.conversation_seq,
         message.message_id,
@@ -76,4 +77,5 @@ def tail_message(message: MessageRecord) -> TailMessage:
         message.committed_at,
         b"" if recalled else message.body[:size],
         not recalled and len(message.body) > size,
+        *named,
     )

@@ -25,6 +25,7 @@ from qim_streams import limits
 from qim_streams.errors import Outcome, ProtocolError, RecordError, StoreError, SyncVerdict
 from qim_streams.ids import NOTHING_COVERED, event_id
 from qim_streams.mailbox.ports import MailboxStore, StoredEntry
+from qim_streams.mentions import type_in_body
 from qim_streams.records import UserMailboxEntry, decode_entry
 from qim_streams.sync.bodies import PulledBodies
 from qim_streams.sync.ports import BodyReader, MailboxAddress
@@ -32,7 +33,6 @@ from qim_streams.sync.ports import BodyReader, MailboxAddress
 BODIES_FIRST: Final = 32  # bodies of the first portion; later ones follow from their size
 BODIES_MAX: Final = 128  # bodies of any portion: at most 8 MiB with bodies of 64 KiB
 _EVENT_OVERHEAD: Final = 128  # bytes of an event besides its common body
-_MENTION_NONE: Final = 0
 
 
 class PulledEvent(NamedTuple):
@@ -149,7 +149,7 @@ class PullService:
                 row.event_ordinal,
                 event_id(entry.message_id, address.user_id, entry.kind),
                 entry.flags,
-                _MENTION_NONE,
+                type_in_body(body, address.user_id),
                 entry.client_message_id,
                 body,
             )

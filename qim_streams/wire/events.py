@@ -8,8 +8,9 @@ Spec: §6.
 
 import msgpack
 
+from qim_streams.mentions import BODY_KEY, field_of
 from qim_streams.operations.rules import target_seq_of
-from qim_streams.records import KIND_MESSAGE, MessageRecord
+from qim_streams.records import KIND_MESSAGE, STATE_RECALLED, MessageRecord
 
 _pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
 
@@ -28,4 +29,7 @@ def common_body(message: MessageRecord) -> bytes:
     }
     if message.kind != KIND_MESSAGE and (target_seq := target_seq_of(message)) is not None:
         fields["target_seq"] = target_seq
+    named = field_of(message)
+    if named and message.state != STATE_RECALLED:
+        fields[BODY_KEY] = named
     return bytes(_pack(fields))

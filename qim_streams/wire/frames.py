@@ -144,7 +144,7 @@ class Event(NamedTuple):
     event_ordinal: Annotated[int, Int(0, 65_535), "order inside one mailbox_seq"]
     event_id: Annotated[bytes, _ID16, "drop an event whose id was applied before"]
     flags: Annotated[int, Int(0, 255), "1: counts as unread, 2: moves the conversation up"]
-    mention_type: Annotated[int, Int(0, 255), "0: none"]
+    mention_type: Annotated[int, Int(0, 255), "0: none, 1: names you, 2: names everybody"]
     message: Annotated[Message, Struct(Schema(Message)), "the message"]
     client_message_id: Annotated[str | None, _ID, "on the sender's own devices only"] = None
 
@@ -157,6 +157,8 @@ class SendMessage(NamedTuple):
     body: Annotated[bytes, _BODY, "opaque; the server's limit is usually 65536 bytes"]
     conversation_id: Annotated[str | None, _ID, "a group or a known direct chat"] = None
     to_user_id: Annotated[str | None, _ID, "or a user: the direct chat, made at the first message"] = None
+    mentions: Annotated[list[str] | None, ListOf(_ID, limits.MENTIONS_MAX), "users that it names"] = None
+    mention_all: Annotated[bool, Bool(), "it names everybody; in a group administrators may"] = False
 
 
 class SendAck(NamedTuple):

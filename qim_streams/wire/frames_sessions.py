@@ -24,7 +24,7 @@ class PullSessionList(NamedTuple):
     rid: Rid
     cursor: Annotated[str | None, _CURSOR, "next_cursor of the page before; null: the first page"] = None
     limit: Annotated[int, Int(1, limits.SESSION_PAGE_MAX), "most rows of the answer"] = 100
-    only: Annotated[str, OneOf(("all", "unread", "muted")), "which conversations"] = "all"
+    only: Annotated[str, OneOf(("all", "unread", "muted", "mentioned")), "which conversations"] = "all"
     pinned_first: Annotated[
         bool,
         Bool(),
@@ -116,6 +116,9 @@ class SessionRow(NamedTuple):
     name: Annotated[str, Text(limits.GROUP_NAME_MAX), "of a group"] = ""
     peer_user_id: Annotated[str | None, _ID, "the other member of a direct chat"] = None
     peer_read_seq: Annotated[int | None, _COUNT, "how far he has read; null: not known"] = None
+    mention_seqs: Annotated[
+        list[int] | None, ListOf(Int(1), limits.SESSION_MENTIONS_MAX), "the newest of them; null: none"
+    ] = None
     last: Annotated[LastMessage | None, Struct(Schema(LastMessage)), "null: there is none"] = None
 
 

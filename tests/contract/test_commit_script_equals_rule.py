@@ -60,6 +60,7 @@ class World:
             self.rng.choice((0, 2**53 + 1, 2**63 + 1, 2**64 - 1)),
             b"\x01" + self.rng.randbytes(self.rng.randrange(60)),
             self.rng.random() < 0.1,
+            to_everybody=self.rng.random() < 0.1,
         )
 
 

@@ -14,12 +14,13 @@ from qim_streams.commit.ports import NOTHING_CONFIRMED, Change, CommitRequest, C
 from qim_streams.commit.rules import Head, PartitionState, commit_group, payload_digest, restore
 from qim_streams.membership.ports import Member
 from qim_streams.membership.rows import encode_member
+from qim_streams.mentions import mentions
 from qim_streams.operations.rules import EDITS_MAX, STATE_OF, Operation, operation_tail, readable, revise
 from qim_streams.records import KIND_EDIT, KIND_MESSAGE, KIND_RECALL, MessageRecord, decode_message
 from qim_streams.redis_tier import RedisClient
 from tests.support.hot_tier import TENANT, redis_tier
 
-SEED, WORLDS, CALLS, PARTITION, EPOCH = 20_260_707, 60, 12, 0, 1
+SEED, WORLDS, CALLS, PARTITION, EPOCH = 20_260_707, 100, 12, 0, 1
 CHAT, OTHER = "team", "quiet"
 ROLES = {"ann": "owner", "bob": "admin", "cat": "member", "dan": "member"}
 SIZES = (0, 1, 31, 32, 255, 256, 65_535, 65_536)
@@ -34,6 +35,9 @@ def message(
     revision = rng.choice(REVISIONS)
     identity = (seq + 1).to_bytes(16, "big")
     extra: tuple[object, ...] = (revision,) if revision else rng.choice(((), (0,)))
+    if rng.random() < 0.3:
+        users = ("ann", "x" * rng.choice(SIZES[2:6]))[: rng.randrange(1, 3)]
+        extra = (revision, mentions(users, True).encode())
     return MessageRecord(
         seq, 2**40, TENANT, CHAT, identity, identity, rng.choice(tuple(ROLES)), rng.randrange(2**32), "phone",
         f"x{seq}", rng.choice((1, 300, 2**33)), rng.choice((0, 990, 1_000_000, 2**41)), kind,
@@ -113,7 +117,9 @@ class Asker:
             0, 0, TENANT, CHAT, identity, identity, sender, 1, "d", client_id, 1, at, kind, 0, body
         )
         if kind == KIND_MESSAGE:
-            tail, change, digest = record.tail(), None, payload_digest(0, body)
+            named = rng.choice((b"", b"", mentions(("bob",), False).encode(), mentions((), True).encode()))
+            tail, change = (record._replace(extra=(0, named)) if named else record).tail(), None
+            digest = payload_digest(0, body, 0, named)
         else:
             target, body = rng.randrange(-1, 16), body if kind == KIND_EDIT else b""
             windows = rng.choice((-1, 0, 10, 100, 1_000)), rng.choice((-1, 0, 100))

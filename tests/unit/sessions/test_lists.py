@@ -4,6 +4,8 @@ import pytest
 
 from qim_streams.archive.ports import ArchivedMessage
 from qim_streams.errors import AdmissionRefused
+from qim_streams.mentions import Mentions
+from qim_streams.records import decode_message
 from qim_streams.sessions.projection_records import Checkpoint
 from qim_streams.sessions.rules import Totals
 from tests.support.history_world import TENANT
@@ -161,6 +163,25 @@ async def test_a_preview_is_bounded(world: SessionWorld) -> None:
     last = (await world.row("ann", chat)).last
     assert last is not None
     assert (len(last.body), last.truncated) == (256, True)
+
+
+async def test_mentions_are_counted_and_listed(world: SessionWorld) -> None:
+    """By name or with everybody, among the unread only; a filter finds the conversations."""
+    chat = await chat_of(world, "ann", "ben", "cleo")
+    await chat_of(world, "ann", name="quiet")
+    world.say(chat, "ben", 6)
+    rows = world.past.tier.partition(0).records[TENANT, chat]
+    for seq, named in {1: Mentions(("ann",)), 3: Mentions(("ann", "cleo")), 5: Mentions((), True)}.items():
+        rows[seq] = decode_message(rows[seq])._replace(extra=(0, named.encode())).encode()
+    await world.actions.mark_read(world.actor("ann"), chat, 2)
+    row = await world.row("ann", chat)
+    assert (row.unread.messages, row.unread.mentions, row.mention_seqs) == (4, 2, (5, 3))
+    assert (await world.row("cleo", chat)).mention_seqs == (5, 3)
+    assert [one.view.conversation_id for one in (await world.page("ann", only="mentioned")).rows] == [chat]
+    actor = world.actor("ann")
+    assert (await world.lists.totals(actor.user, actor.shard)).mentions == 2
+    world.recall(chat, 5, "ben")
+    assert (await world.row("ann", chat)).mention_seqs == (3,)
 
 
 # -- order, pages, filters
