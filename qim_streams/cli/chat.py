@@ -18,12 +18,14 @@ from blake3 import blake3
 
 from qim_streams.cli.connect import client_of, connected, stack_options
 from qim_streams.cli.connect import run as run_command
-from qim_streams.cli.tail import printable
+from qim_streams.cli.tail import message_text, printable
 from qim_streams.client import (
     Delivery,
     Disconnected,
     LocalStore,
     MemoryStore,
+    MessageEdited,
+    MessageRecalled,
     QimClient,
     RebuildFinished,
     RebuildRequired,
@@ -35,9 +37,14 @@ from qim_streams.client import (
 from qim_streams.client.discovery import StackAddress
 from qim_streams.errors import AdmissionRefused, ConfigError
 from qim_streams.ids import direct_conversation_id, is_text_id
+from qim_streams.records import KIND_MESSAGE
 from qim_streams.wire.frames import Event
 
-HELP = "/who members  /quit end (also Ctrl-D)  /help this; everything else is sent"
+HELP = (
+    "/edit N TEXT, /recall N change message N  /who members  /quit end (also Ctrl-D)  /help this; "
+    "everything else is sent"
+)
+CHANGE_S = 15.0
 LINE_BYTES_MAX = 65_536
 FINISH_S = 5.0
 FINISH_STEP_S = 0.02
@@ -136,15 +143,18 @@ class Chat:
     def _show_earlier(self) -> None:
         for event in self._store.messages(self._place, EARLIER):
             self._printed.add(event.event_id)
-            self._show(event)
+            if event.message.kind == KIND_MESSAGE:
+                self._show(event)
         if self._client.unsent:
             click.echo(f"-- {self._client.unsent} messages of last time wait to be sent")
 
     async def _listen(self) -> None:
         async for one in self._client.events():
-            if type(one) is not Event:
+            if isinstance(one, MessageEdited | MessageRecalled):
+                self._show_change(one)
+            elif type(one) is not Event:
                 self._mark(one)
-            elif one.event_id not in self._printed:
+            elif one.event_id not in self._printed and one.message.kind == KIND_MESSAGE:
                 self._show(one)
 
     def _mark(self, one: Delivery) -> None:
@@ -179,7 +189,18 @@ class Chat:
         where = "" if here else f" in {message.conversation_id}"
         sent = "  [sent]" if mine else ""
         self._texts.pop(event.client_message_id or "", None)
-        click.echo(f"{at} #{message.conversation_seq} {who}{where}: {printable(message.body)}{sent}")
+        click.echo(f"{at} #{message.conversation_seq} {who}{where}: {message_text(message)}{sent}")
+
+    def _show_change(self, one: MessageEdited | MessageRecalled) -> None:
+        here = one.conversation_id == self._place
+        if self._syncing and not here:
+            return
+        who = "you" if one.by_user_id == self._user else one.by_user_id
+        where = "" if here else f" in {one.conversation_id}"
+        if isinstance(one, MessageEdited):
+            click.echo(f"-- {who} edited #{one.conversation_seq}{where}: {printable(one.body)}")
+        else:
+            click.echo(f"-- {who} recalled #{one.conversation_seq}{where}")
 
     async def _type(self) -> None:
         async for line in _lines():
@@ -190,6 +211,8 @@ class Chat:
                 click.echo(f"-- {HELP}")
             elif text == "/who":
                 await self._who()
+            elif text.startswith(("/edit ", "/recall ")):
+                await self._change(text)
             elif text.startswith("/"):
                 click.echo(f"-- unknown command {printable(text.encode())}; {HELP}")
             elif text:
@@ -206,6 +229,23 @@ class Chat:
         except AdmissionRefused as refusal:
             del self._texts[name]
             click.echo(f"-- not sent: {refusal}")
+
+    async def _change(self, text: str) -> None:
+        command, _, rest = text.partition(" ")
+        number, _, body = rest.strip().partition(" ")
+        number, body = number.removeprefix("#"), body.strip()
+        if not number.isdecimal() or bool(body) != (command == "/edit"):
+            click.echo(f"-- {HELP}")
+            return
+        try:
+            if command == "/edit":
+                await self._client.edit(self._place, int(number), body.encode(), timeout_s=CHANGE_S)
+            else:
+                await self._client.recall(self._place, int(number), timeout_s=CHANGE_S)
+        except (AdmissionRefused, ConfigError) as refusal:
+            click.echo(f"-- not changed: {refusal}")
+        except TimeoutError:
+            click.echo("-- no answer: the message may or may not have been changed")
 
     async def _who(self) -> None:
         if self._to_user is not None:

@@ -6,8 +6,16 @@ from datetime import datetime
 import click
 
 from qim_streams.cli.connect import client_of, connected, run, stack_options
-from qim_streams.client import Delivery, QimClient, RebuildRequired, SyncFinished
+from qim_streams.client import (
+    Delivery,
+    MessageEdited,
+    MessageRecalled,
+    QimClient,
+    RebuildRequired,
+    SyncFinished,
+)
 from qim_streams.client.discovery import StackAddress
+from qim_streams.records import KIND_MESSAGE, STATE_EDITED, STATE_RECALLED
 from qim_streams.wire.frames import Event, Message
 from qim_streams.wire.schema import Schema
 
@@ -45,7 +53,7 @@ async def _tail(client: QimClient, count: int, as_json: bool) -> None:
             line = _line(one, as_json)
             if line is not None:
                 click.echo(line)
-            shown += type(one) is Event
+            shown += isinstance(one, Event | MessageEdited | MessageRecalled)
             if count and shown >= count:
                 return
     finally:
@@ -55,6 +63,8 @@ async def _tail(client: QimClient, count: int, as_json: bool) -> None:
 def _line(one: Delivery, as_json: bool) -> str | None:
     if type(one) is Event:
         return json.dumps(_EVENT.plain_text(one), ensure_ascii=False) if as_json else event_line(one)
+    if isinstance(one, MessageEdited | MessageRecalled):
+        return _line(one.event, as_json)
     if as_json:
         return None
     if type(one) is SyncFinished:
@@ -73,7 +83,17 @@ def message_line(message: Message) -> str:
     """See `event_line`."""
     at = datetime.fromtimestamp(message.committed_at / 1_000).strftime("%H:%M:%S")
     place = f"{message.conversation_id} #{message.conversation_seq}"
-    return f"{at} {message.sender_id}: {printable(message.body)}  [{place}]"
+    return f"{at} {message.sender_id}: {message_text(message)}  [{place}]"
+
+
+def message_text(message: Message) -> str:
+    """What a line says of a message: its body and state; of an edit or recall, what it changes."""
+    body = printable(message.body)
+    if message.kind == KIND_MESSAGE:
+        return {STATE_EDITED: f"{body} (edited)", STATE_RECALLED: "(recalled)"}.get(message.state, body)
+    if message.state == STATE_RECALLED:
+        return f"(recalled #{message.target_seq})"
+    return f"(edited #{message.target_seq}: {body})"
 
 
 def printable(body: bytes) -> str:

@@ -31,9 +31,11 @@ from qim_streams.client.phases import Phase
 from qim_streams.client.rebuild import Rebuilder
 from qim_streams.client.requests import Requests
 from qim_streams.client.session import Session
+from qim_streams.client.sessions import Sessions
 from qim_streams.client.store import LocalStore, NoStore, Unsent
 from qim_streams.client.stream import Stream
 from qim_streams.errors import ClientStopped, QimError
+from qim_streams.records import KIND_EDIT, KIND_RECALL
 
 log = logging.getLogger("qim.client")
 
@@ -68,6 +70,7 @@ class QimClient:
         self.requests = Requests(self, random)
         self.groups = Groups(self.requests)
         self.history = History(self.requests)
+        self.sessions = Sessions(session, self.requests)
         self.keeper = Keeper(session, self.options, websocket_url(url), token, self._received, self._room)
         self._journal = Journal(self._store, state, self._hand_out, self._fail)
         self._rebuilder = Rebuilder(
@@ -199,29 +202,38 @@ class QimClient:
         connections. AdmissionRefused: not accepted (nothing happened). ClientStopped, TimeoutError: the
         outcome is unknown; sending again with the same client_message_id is safe and tells.
         """
-        future: asyncio.Future[SendReceipt] = asyncio.get_running_loop().create_future()
+        name = client_message_id or secrets.token_hex(16)
+        self._check_running()
+        return await self._outbox.add_and_settle(Unsent(name, body, conversation_id, to_user_id), timeout_s)
 
-        def settled(result: SendReceipt | QimError) -> None:
-            if future.done():
-                return
-            if isinstance(result, QimError):
-                future.set_exception(result)
-            else:
-                future.set_result(result)
+    async def edit(
+        self,
+        conversation_id: str,
+        conversation_seq: int,
+        body: bytes,
+        *,
+        client_message_id: str | None = None,
+        timeout_s: float | None = None,
+    ) -> SendReceipt:
+        """Give an own message another body; the receipt is that of the edit. Otherwise as `send`."""
+        name = client_message_id or secrets.token_hex(16)
+        edit = Unsent(name, body, conversation_id, None, KIND_EDIT, conversation_seq)
+        self._check_running()
+        return await self._outbox.add_and_settle(edit, timeout_s)
 
-        message_id = self.submit(
-            body,
-            settled,
-            conversation_id=conversation_id,
-            to_user_id=to_user_id,
-            client_message_id=client_message_id,
-        )
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await future
-        finally:
-            if not future.done() or future.cancelled():
-                self.give_up(message_id)
+    async def recall(
+        self,
+        conversation_id: str,
+        conversation_seq: int,
+        *,
+        client_message_id: str | None = None,
+        timeout_s: float | None = None,
+    ) -> SendReceipt:
+        """Take a message back, for everybody and for ever; otherwise as `edit`."""
+        name = client_message_id or secrets.token_hex(16)
+        recall = Unsent(name, b"", conversation_id, None, KIND_RECALL, conversation_seq)
+        self._check_running()
+        return await self._outbox.add_and_settle(recall, timeout_s)
 
     def submit(
         self,

@@ -5,7 +5,10 @@ One ordered stream per device::
     SyncStarted  Event* SyncFinished  (Event | MessageSent | SendFailed | Rebased | RebuildRequired |
     RebuildStarted ... HistoryClosed* ... RebuildFinished | Disconnected, then SyncStarted again)*  Stopped
 
-Invariants: an `Event` comes once, and events of a conversation come ascending by conversation_seq;
+Wherever an Event may come, a `MessageEdited` or `MessageRecalled` may.
+
+Invariants: an `Event` comes once, and events of a conversation come ascending by conversation_seq, edits and
+recalls in their own place among them;
 `MessageSent` or `SendFailed` comes once per message that was given to the client and not given up.
 What is handed out was kept by the store before.
 
@@ -19,6 +22,34 @@ from qim_streams.wire.frames import Event, HistoryBreak
 
 MessageReceived = Event
 """A message of the mailbox, of history, or of this device itself (`mailbox_seq` -1 for the last two)."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageRecalled:
+    """The message `conversation_seq` was taken back by `by_user_id`: show no body of it any more.
+
+    Comes in the place of the operation's own number, once, like an event; it is not unread. `event` is the
+    operation itself. The store has changed its copy already. It may come for a message that this device
+    never had, and more than once for one message.
+    """
+
+    conversation_id: str
+    conversation_seq: int
+    by_user_id: str
+    at_ms: int
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class MessageEdited:
+    """The message `conversation_seq` has the body `body` now; otherwise as `MessageRecalled`."""
+
+    conversation_id: str
+    conversation_seq: int
+    by_user_id: str
+    at_ms: int
+    event: Event
+    body: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,4 +186,5 @@ Mark = (
     | Disconnected
     | Stopped
 )
-Delivery = Event | Mark
+Operation = MessageEdited | MessageRecalled
+Delivery = Event | Operation | Mark

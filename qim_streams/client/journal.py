@@ -179,7 +179,14 @@ class Journal:
             first,
             events,
             [
-                Unsent(one.client_message_id, one.body, one.conversation_id, one.to_user_id)
+                Unsent(
+                    one.client_message_id,
+                    one.body,
+                    one.conversation_id,
+                    one.to_user_id,
+                    one.kind,
+                    one.target_seq,
+                )
                 for one in batch.sends
             ],
             batch.settled,

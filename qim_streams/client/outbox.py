@@ -17,7 +17,9 @@ from qim_streams.client.session import Session
 from qim_streams.client.store import Unsent
 from qim_streams.errors import AdmissionRefused, ConfigError, QimError
 from qim_streams.ids import is_text_id
+from qim_streams.records import KIND_MESSAGE
 from qim_streams.wire.frames import Error, SendAck
+from qim_streams.wire.kinds import INT_MAX
 
 Settled = Callable[["SendReceipt | QimError"], None]
 
@@ -56,6 +58,26 @@ class Outbox:
         finally:
             self._posting.discard(kept)
 
+    async def add_and_settle(self, unsent: Unsent, timeout_s: float | None) -> SendReceipt:
+        """Take a message and wait for its receipt. Errors as in `QimClient.send`."""
+        future: asyncio.Future[SendReceipt] = asyncio.get_running_loop().create_future()
+
+        def settled(result: SendReceipt | QimError) -> None:
+            if future.done():
+                return
+            if isinstance(result, QimError):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
+
+        self.add(unsent, settled)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await future
+        finally:
+            if not future.done() or future.cancelled():
+                self.give_up(unsent.client_message_id)
+
     def give_up(self, client_message_id: str) -> None:
         """Stop repeating a message; nothing is told."""
         if self._session.sends.cancel(client_message_id):
@@ -76,6 +98,8 @@ class Outbox:
     def _check(self, unsent: Unsent) -> None:
         if (unsent.conversation_id is None) == (unsent.to_user_id is None):
             raise ConfigError("send: give either conversation_id or to_user_id")
+        if unsent.kind != KIND_MESSAGE and not 1 <= (unsent.target_seq or 0) <= INT_MAX:
+            raise ConfigError(f"conversation_seq: {unsent.target_seq} names no message; the first is 1")
         for name in (unsent.conversation_id, unsent.to_user_id, unsent.client_message_id):
             if name is not None and not is_text_id(name):
                 raise ConfigError(f"send: {name!r} is not an id; use letters, digits and . _ @ ~ -")

@@ -20,10 +20,13 @@ from dataclasses import dataclass, field
 
 from qim_streams.client.backoff import retry_ms
 from qim_streams.errors import AdmissionRefused
+from qim_streams.records import KIND_EDIT, KIND_MESSAGE
 from qim_streams.wire.frames import Error, SendAck, SendMessage
+from qim_streams.wire.frames_changes import EditMessage, RecallMessage
 
 RETRY_BASE_MS = 200
 RETRY_CAP_MS = 15_000
+SendFrame = SendMessage | EditMessage | RecallMessage
 
 
 @dataclass(slots=True, eq=False)
@@ -34,11 +37,24 @@ class Outgoing:
     body: bytes
     conversation_id: str | None
     to_user_id: str | None
+    kind: int = KIND_MESSAGE
+    target_seq: int | None = None  # of an edit or recall
     settled: Callable[["Outgoing", SendAck | Error], None] | None = None
     number: int = 0  # order of arrival; 0: admitted, not queued
     attempts: int = 0
     rid: int = 0
     sent_ms: int = 0
+
+    def frame(self) -> SendFrame:
+        """The frame that asks for it, under the request id that it has now."""
+        name, place = self.client_message_id, self.conversation_id
+        if self.kind == KIND_MESSAGE:
+            return SendMessage(self.rid, name, self.body, place, self.to_user_id)
+        assert place is not None
+        assert self.target_seq is not None
+        if self.kind == KIND_EDIT:
+            return EditMessage(self.rid, name, place, self.target_seq, self.body)
+        return RecallMessage(self.rid, name, place, self.target_seq)
 
     @property
     def target(self) -> str:
@@ -116,13 +132,13 @@ class SendQueue:
         self._by_id[message.client_message_id] = message
         self.queue(message)
 
-    def frames(self, now_ms: int, next_rid: Callable[[], int]) -> list[SendMessage]:
-        """The SEND_MESSAGE frames to send now; their messages are in flight from here on."""
+    def frames(self, now_ms: int, next_rid: Callable[[], int]) -> list[SendFrame]:
+        """The frames to send now; their messages are in flight from here on."""
         while self._parked and self._parked[0][0] <= now_ms:
             lane = heapq.heappop(self._parked)[2]
             lane.parked = False
             self._list(lane)
-        frames: list[SendMessage] = []
+        frames: list[SendFrame] = []
         while self._ready and len(self._flight) < self._inflight_max:
             lane = self._ready.popleft()
             lane.listed = False
@@ -134,15 +150,7 @@ class SendQueue:
             message.rid, message.sent_ms = next_rid(), now_ms
             message.attempts += 1
             self._flight[message.rid] = message
-            frames.append(
-                SendMessage(
-                    message.rid,
-                    message.client_message_id,
-                    message.body,
-                    message.conversation_id,
-                    message.to_user_id,
-                )
-            )
+            frames.append(message.frame())
             self._list(lane)
         return frames
 

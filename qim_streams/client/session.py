@@ -94,7 +94,7 @@ class Session:
         self._now_ms = self._control_ms = 0
         self._heartbeat = Heartbeat()
         self._paused = self._lost_early = False
-        self._handlers: dict[type, Callable[[Any], None]] = {
+        self.handlers: dict[type, Callable[[Any], None]] = {
             PushEvents: self._on_push,
             SendAck: self._on_ack,
             MailboxBatch: self._on_batch,
@@ -122,7 +122,7 @@ class Session:
         self._now_ms = now_ms
         self._heartbeat.heard(now_ms)
         self.inbox.counters.frames += 1
-        self._handlers.get(type(frame), self._on_answer)(frame)
+        self.handlers.get(type(frame), self._on_answer)(frame)
 
     def tick(self, now_ms: int) -> None:
         """Do what is due: pings, repeats, pulls. Call it a few times a second."""
@@ -350,8 +350,9 @@ class Session:
         if message.settled is not None:
             message.settled(message, frame)
         user_id = self.auth.user_id
-        own_id = event_id(frame.message_id, user_id)
-        event = own_event(frame, user_id, message.body) if self.options.echo_own else None
+        own_id, event = event_id(frame.message_id, user_id, message.kind), None
+        if self.options.echo_own:
+            event = own_event(frame, user_id, message.body, message.kind, message.target_seq)
         self.shown.extend(self.inbox.own(frame.conversation_id, frame.conversation_seq, own_id, event))
         self.coverage.heard(-1, 1)
         self._watch_gap()

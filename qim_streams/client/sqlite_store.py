@@ -17,12 +17,13 @@ from pathlib import Path
 from threading import RLock
 from typing import Any
 
+from qim_streams.client.changes import changed, targets_of
 from qim_streams.client.deliveries import Gap
 from qim_streams.client.store import Change, LocalState, Rebuild, Unsent
 from qim_streams.errors import ConfigError, Outcome, StoreError
 from qim_streams.wire.frames import Event, Message
 
-LAYOUT = 2
+LAYOUT = 3
 LOCK_WAIT_S = 0.5
 SEQ_MAX = 2**63 - 1
 _LAYOUT_1 = """
@@ -60,8 +61,14 @@ CREATE TABLE gap (
     PRIMARY KEY (conversation_id, after_seq)
 ) WITHOUT ROWID;
 """
-_STEPS = (_LAYOUT_1, _LAYOUT_2)
-_ADD = "INSERT OR IGNORE INTO event VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_LAYOUT_3 = """
+ALTER TABLE event ADD COLUMN target_seq INTEGER;
+CREATE INDEX event_target ON event (conversation_id, target_seq) WHERE target_seq IS NOT NULL;
+ALTER TABLE unsent ADD COLUMN kind INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE unsent ADD COLUMN target_seq INTEGER;
+"""
+_STEPS = (_LAYOUT_1, _LAYOUT_2, _LAYOUT_3)
+_ADD = "INSERT OR IGNORE INTO event VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _LAST = """
 INSERT INTO conversation VALUES (?, ?, NULL)
 ON CONFLICT (conversation_id) DO UPDATE SET last_seq = max(last_seq, excluded.last_seq)
@@ -72,9 +79,12 @@ ON CONFLICT (conversation_id) DO UPDATE SET read_after = excluded.read_after
 """
 _COLUMNS = """
 SELECT mailbox_seq, event_ordinal, event_id, flags, mention_type, client_message_id, message_id,
-       conversation_id, conversation_seq, sender_id, kind, state, committed_at, body
+       conversation_id, conversation_seq, sender_id, kind, state, committed_at, body, target_seq
 FROM event
 """
+_OF_TARGET = f"{_COLUMNS} WHERE conversation_id = ? AND target_seq = ?"
+_AT = f"{_COLUMNS} WHERE conversation_id = ? AND conversation_seq = ?"
+_CHANGE = "UPDATE event SET state = ?, body = ? WHERE conversation_id = ? AND conversation_seq = ?"
 _READ = (
     f"{_COLUMNS} WHERE conversation_id = ? AND conversation_seq < ? ORDER BY conversation_seq DESC LIMIT ?"
 )
@@ -124,7 +134,8 @@ class SqliteStore:
             ).fetchone()
             rows = db.execute("SELECT conversation_id, last_seq, read_after FROM conversation").fetchall()
             unsent = db.execute(
-                "SELECT client_message_id, body, conversation_id, to_user_id FROM unsent ORDER BY number"
+                "SELECT client_message_id, body, conversation_id, to_user_id, kind, target_seq FROM unsent "
+                "ORDER BY number"
             )
             gaps = db.execute("SELECT conversation_id, after_seq, before_seq, reason FROM gap")
             (number,) = db.execute("SELECT coalesce(max(number), 0) FROM event").fetchone()
@@ -159,14 +170,28 @@ class SqliteStore:
         if change.events:
             many(_ADD, (_row(*pair) for pair in zip(change.events, count(change.number))))
             many(_LAST, _last_seqs(change.events).items())
+            for place in targets_of(change.events):
+                self._change(*place)
         if change.unsent:
-            many("INSERT OR IGNORE INTO unsent VALUES (NULL, ?, ?, ?, ?)", change.unsent)
+            many("INSERT OR IGNORE INTO unsent VALUES (NULL, ?, ?, ?, ?, ?, ?)", change.unsent)
         if change.settled:
             many("DELETE FROM unsent WHERE client_message_id = ?", ((name,) for name in change.settled))
         if change.history:
             many(_ANCHOR, change.history.items())
         if change.gaps:
             many("INSERT OR REPLACE INTO gap VALUES (?, ?, ?, ?)", change.gaps)
+
+    def _change(self, conversation_id: str, seq: int) -> None:
+        """Give a message the state that the kept edits and recalls of it lead to."""
+        place = (conversation_id, seq)
+        operations = [_event(*row).message for row in self._db.execute(_OF_TARGET, place)]
+        row = self._db.execute(_AT, place).fetchone() if operations else None
+        if row is None:
+            return
+        message = _event(*row).message
+        after = changed(message, operations)
+        if after is not message:
+            self._db.execute(_CHANGE, (after.state, after.body, *place))
 
     def messages(self, conversation_id: str, limit: int, before_seq: int | None = None) -> list[Event]:
         """See `LocalStore.messages`."""
@@ -213,4 +238,5 @@ def _row(event: Event, number: int) -> tuple[object, ...]:
         message.committed_at,
         message.body,
         number,
+        message.target_seq,
     )

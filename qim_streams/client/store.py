@@ -18,8 +18,10 @@ from itertools import count
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
+from qim_streams.client.changes import changed, is_operation, targets_of
 from qim_streams.client.deliveries import Gap
-from qim_streams.wire.frames import Event
+from qim_streams.records import KIND_MESSAGE
+from qim_streams.wire.frames import Event, Message
 
 NO_HISTORY: Mapping[str, int | None] = MappingProxyType({})
 
@@ -31,6 +33,8 @@ class Unsent(NamedTuple):
     body: bytes
     conversation_id: str | None
     to_user_id: str | None
+    kind: int = KIND_MESSAGE
+    target_seq: int | None = None  # of an edit or recall
 
 
 class Rebuild(IntEnum):
@@ -47,7 +51,9 @@ class Rebuild(IntEnum):
 class Change(NamedTuple):
     """What `LocalStore.apply` keeps in one transaction. The first five are absolute values.
 
-    `events` are numbered `number`, `number` + 1, ...; one whose place is taken is left out. `history` maps
+    `events` are numbered `number`, `number` + 1, ...; one whose place is taken is left out. Edits and recalls
+    among them are kept as any event, and change the message that they name (`changes`), whichever of the two
+    is kept first. `history` maps
     a conversation to the seq from which its history is still to be read; None: it is closed. A message in
     both `unsent` and `settled` is settled.
     """
@@ -133,6 +139,7 @@ class MemoryStore:
         self._last: Change = Change(None, None, Rebuild.NONE, 0, 1)
         self._number = 0
         self._events: dict[str, dict[int, Event]] = defaultdict(dict)
+        self._operations: dict[tuple[str, int], list[Message]] = defaultdict(list)  # by their targets
         self._order: dict[int, Event] = {}  # number -> event that was not given out
         self._unsent: dict[str, Unsent] = {}
         self._history: dict[str, int] = {}
@@ -147,7 +154,10 @@ class MemoryStore:
             last.rebuild,
             {name: max(events) for name, events in self._events.items() if events},
             list(self._unsent.values()),
-            list(self._order.values()),
+            [
+                self._events[one.message.conversation_id][one.message.conversation_seq]
+                for one in self._order.values()
+            ],
             self._number,
             dict(self._history),
             list(self._gaps),
@@ -160,6 +170,10 @@ class MemoryStore:
             if line.setdefault(event.message.conversation_seq, event) is event:
                 self._order[number] = event
                 self._number = max(self._number, number)
+                if is_operation(event.message) and (target := event.message.target_seq) is not None:
+                    self._operations[event.message.conversation_id, target].append(event.message)
+        for name, seq in targets_of(change.events):
+            self._change(name, seq)
         for given in [number for number in self._order if number <= change.given]:
             del self._order[given]
         for message in change.unsent:
@@ -173,6 +187,16 @@ class MemoryStore:
                 self._history[name] = anchor
         self._gaps.update(dict.fromkeys(change.gaps))
         self._last = change._replace(events=(), unsent=(), settled=(), gaps=(), history=NO_HISTORY)
+
+    def _change(self, name: str, seq: int) -> None:
+        """Give a message the state that the kept edits and recalls of it lead to."""
+        line = self._events[name]
+        event = line.get(seq)
+        if event is None:
+            return
+        after = changed(event.message, self._operations.get((name, seq), ()))
+        if after is not event.message:
+            line[seq] = event._replace(message=after)
 
     def messages(self, conversation_id: str, limit: int, before_seq: int | None = None) -> list[Event]:
         """See `LocalStore.messages`."""

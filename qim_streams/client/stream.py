@@ -15,6 +15,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 
+from qim_streams.client.changes import as_delivery
 from qim_streams.client.deliveries import Delivery, Stopped
 from qim_streams.client.journal import Journal
 from qim_streams.errors import QimError
@@ -47,7 +48,7 @@ class Stream:
     def give(self, deliveries: Sequence[Delivery]) -> None:
         """Hand out deliveries that were kept; a failing callback raises."""
         if deliveries and self._callback is not None:
-            self._callback(deliveries)
+            self._callback([as_delivery(one) if type(one) is Event else one for one in deliveries])
             self._journal.took(sum(type(one) is Event for one in deliveries), caught_up=True)
         elif deliveries:
             self._queue.extend(deliveries)
@@ -64,7 +65,7 @@ class Stream:
                 self._in_hand = int(type(one) is Event)
                 if self.backlog <= self._events_max // 2:
                     self._space.set()
-                yield one
+                yield as_delivery(one) if type(one) is Event else one
                 continue
             why = self._ended()
             if why is not None:
