@@ -20,9 +20,9 @@ from tests.support.waiting import eventually
 pytestmark = [pytest.mark.integration, pytest.mark.chaos, pytest.mark.timeout(600)]
 
 ROLES = ("fanout", "mailbox")
-STORM_S, STORM_LONG_S = 30.0, 90.0
+STORM_S, STORM_LONG_S = 20.0, 90.0
 JOIN_S = 60.0
-FREEZE_S = 6.0  # twice the lease and the session timeout of the test stack
+FREEZE_S = 4.5  # half as long again as the lease and the session timeout of the test stack
 
 
 @pytest.fixture(scope="module")
