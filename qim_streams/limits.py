@@ -30,3 +30,10 @@ API_CONNECTIONS_MAX = 64
 TOKEN_TTL_MAX_S = 30 * 86_400  # of an access token minted by the admin API
 EPOCH_BOUNDARIES_MAX = 1_000  # takeovers of a MailboxShard that old cursors are resolved through
 MEMBERSHIP_VERSION_RETENTION_MS = 16 * 86_400_000  # above Outbox (7 d) plus dispatch log (8 d)
+UNREAD_PRECISE_LIMIT = 200  # unread is exact up to here, above it is this number and unread_exact=false
+SESSION_PAGE_MAX = 200  # conversations in one SESSION_LIST
+SESSION_PREVIEW_BYTES = 256  # of the last message's body in a session row
+SESSION_DELETES_MAX = 500  # messages of one conversation that a user has deleted one by one
+DELETE_SEQS_MAX = 200  # of one DELETE_MESSAGES
+SESSION_PINS_MAX = 100  # pinned conversations of a user
+SESSION_CURSOR_MAX = 256  # characters of the cursor of a session list

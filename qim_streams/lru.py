@@ -37,6 +37,11 @@ class LruMap(Generic[K, V]):
         self._items.move_to_end(key)
         return item[0]
 
+    def clear(self) -> None:
+        """Forget everything."""
+        self._items.clear()
+        self.weight = 0
+
     def put(self, key: K, value: V, weight: int = 1) -> None:
         """Keep `value` and drop the oldest until both bounds hold."""
         before = self._items.pop(key, None)

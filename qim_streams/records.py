@@ -21,12 +21,13 @@ from qim_streams.errors import RecordError
 from qim_streams.ids import ID_BYTES
 
 STATE_NORMAL, STATE_EDITED, STATE_RECALLED = 0, 1, 2
-KIND_MESSAGE = 0
+KIND_MESSAGE, KIND_EDIT, KIND_RECALL = 0, 1, 2  # the latter two: `operations.rules`
 
 FLAG_COUNTS_UNREAD = 1
 FLAG_AFFECTS_ORDER = 2
 RECIPIENT_FLAGS = FLAG_COUNTS_UNREAD | FLAG_AFFECTS_ORDER
 SENDER_FLAGS = FLAG_AFFECTS_ORDER
+OPERATION_FLAGS = 0  # an edit or recall is neither unread nor news
 
 OUTBOX_RELAYED = 1  # appended again by the relay: the first copy may exist
 

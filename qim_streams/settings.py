@@ -129,6 +129,15 @@ class Settings(BaseSettings):
     per_sender_in_conversation_interval_ms: int = _setting(
         3_000, "writer", "1 message per this time and sender in a large group; 0 = off", ge=0
     )
+    edit_window_s: int = _setting(
+        900, "writer", "how long a sender may edit a message; 0 = never, -1 = for ever", ge=-1
+    )
+    recall_window_s: int = _setting(
+        120, "writer", "how long a sender may recall a message; 0 = never, -1 = for ever", ge=-1
+    )
+    recall_window_admin_s: int = _setting(
+        -1, "writer", "the same for owners and admins of a group and anybody's message", ge=-1
+    )
     produce_timeout_ms: int = _setting(
         120_000, "writer", "until an unacknowledged Outbox append stops the writer", ge=1_000
     )
@@ -165,6 +174,13 @@ class Settings(BaseSettings):
     )
     mailbox_retention_s: int = _setting(
         30 * 86_400, "streams", "age at which entries leave a mailbox; 0 = never", ge=0
+    )
+    session_rows_per_dispatch_max: int = _setting(
+        64,
+        "streams",
+        "recipients of a message in one shard that get a row each; above, its activity is the head's",
+        ge=1,
+        le=2_000,
     )
     bitmap_cache_max: int = _setting(4_096, "streams", "member bitmaps kept per worker", ge=16)
     body_cache_max: int = _setting(20_000, "streams", "recent bodies kept per worker", ge=16)

@@ -37,6 +37,7 @@ from qim_streams.archive.cassandra_session import (
 from qim_streams.archive.ports import SEQ_MAX, ArchivedMessage, require_limit
 from qim_streams.errors import Outcome, StoreUnavailable
 from qim_streams.lru import LruMap
+from qim_streams.sessions.ports import ArchivedState
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +100,7 @@ class CassandraArchive:
         self._settle_s, self._uniform = settle_s, uniform
         self._preparing = asyncio.Lock()
         self._prepared: _Prepared | None = None
+        self._states: tuple[Any, ...] | None = None
         self._bucket_seqs = 0
         self._indexed: LruMap[tuple[str, str, int], bool] = LruMap(BUCKETS_KNOWN_MAX, BUCKETS_KNOWN_MAX)
 
@@ -248,6 +250,32 @@ class CassandraArchive:
         """The largest archived seq of a conversation, 0 for none."""
         newest = await self.range(tenant_id, conversation_id, 0, SEQ_MAX, 1, newest_first=True)
         return newest[0].conversation_seq if newest else 0
+
+    # -- states of users
+
+    async def store_states(self, states: Sequence[ArchivedState]) -> None:
+        """States on a quorum, the highest version of each; see `sessions.ports.UserStateArchive`."""
+        if states:
+            write, _ = await self._state_statements()
+            deadline = asyncio.get_running_loop().time() + self._settle_s
+            bound = [write.bind((*one, max(1, one.version))) for one in states]
+            for start in range(0, len(bound), ROUND_STATEMENTS_MAX):
+                await self._settle(bound[start : start + ROUND_STATEMENTS_MAX], deadline)
+
+    async def user_states(
+        self, tenant_id: str, user_id: str, after_conversation_id: str, limit: int
+    ) -> list[ArchivedState]:
+        """States of a user; see `sessions.ports.UserStateReader`."""
+        _, read = await self._state_statements()
+        (rows,) = await self._session.read([read.bind((tenant_id, user_id, after_conversation_id, limit))])
+        return [ArchivedState(tenant_id, user_id, *row) for row in rows]
+
+    async def _state_statements(self) -> tuple[Any, Any]:
+        """Prepared when they are first needed: messages are archived without this table, too."""
+        if self._states is None:
+            await self._statements()
+            self._states = tuple(await self._session.prepare((schema.INSERT_STATE, schema.SELECT_STATES)))
+        return self._states[0], self._states[1]
 
     async def close(self) -> None:
         """Disconnect."""

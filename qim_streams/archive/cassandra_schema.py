@@ -1,12 +1,14 @@
 """The schema of the Cassandra/ScyllaDB archive: CQL texts and the arithmetic of buckets. No driver here.
 
-Four tables (``docs/archive.md`` has the reasons):
+Five tables (``docs/archive.md`` has the reasons):
 
 * ``messages``: one row per message, partitioned by (tenant, conversation, bucket), ordered by seq.
   bucket = conversation_seq // bucket_seqs, so a partition holds at most `bucket_seqs` rows.
 * ``conversation_buckets``: which buckets above 0 a conversation has. A conversation that has not come so
   far needs no row; bucket 0 is always looked into.
 * ``archive_watermarks``: the archive watermark of each Outbox partition.
+* ``user_conversation_state``: one row per user and conversation (Spec: §9), partitioned by user; the write
+  timestamp is the state's version, so the highest stands.
 * ``archive_layout``: the layout's version and `bucket_seqs`, written once by ``qim archive init``.
 
 Every value that may be written more than once carries a write timestamp of its own instead of the clock's:
@@ -68,6 +70,14 @@ _BUCKETS = (
 )
 SELECT_BUCKETS = _BUCKETS.format(order="ASC")
 SELECT_BUCKETS_BACK = _BUCKETS.format(order="DESC")
+INSERT_STATE = (
+    "INSERT INTO user_conversation_state (tenant_id, user_id, conversation_id, version, state) "
+    "VALUES (?, ?, ?, ?, ?) USING TIMESTAMP ?"
+)
+SELECT_STATES = (
+    "SELECT conversation_id, version, state FROM user_conversation_state "
+    "WHERE tenant_id = ? AND user_id = ? AND conversation_id > ? ORDER BY conversation_id ASC LIMIT ?"
+)
 SELECT_LAYOUT = "SELECT layout, bucket_seqs FROM archive_layout WHERE id = %s"
 
 
@@ -139,6 +149,15 @@ def create_statements(keyspace: str, replication_map: Mapping[str, str]) -> list
         "  outbox_partition int PRIMARY KEY,\n"
         "  watermark bigint\n"
         ")",
+        f"CREATE TABLE IF NOT EXISTS {keyspace}.user_conversation_state (\n"
+        "  tenant_id text,\n"
+        "  user_id text,\n"
+        "  conversation_id text,\n"
+        "  version bigint,\n"
+        "  state blob,\n"
+        "  PRIMARY KEY ((tenant_id, user_id), conversation_id)\n"
+        ") WITH CLUSTERING ORDER BY (conversation_id ASC)\n"
+        "  AND compaction = {'class': 'LeveledCompactionStrategy'}",
         f"CREATE TABLE IF NOT EXISTS {keyspace}.archive_layout (\n"
         "  id text PRIMARY KEY,\n"
         "  layout int,\n"

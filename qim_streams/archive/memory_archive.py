@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from qim_streams.archive.ports import ArchivedMessage, require_limit
 from qim_streams.errors import Outcome, StoreError, StoreUnavailable
+from qim_streams.sessions.ports import ArchivedState
 
 Address = tuple[str, str, int]
 
@@ -22,6 +23,7 @@ class MemoryArchive:
         self.messages: dict[Address, bytes] = {}
         self.revisions: dict[Address, int] = {}
         self.watermarks: dict[int, int] = {}
+        self.states: dict[tuple[str, str, str], ArchivedState] = {}
         self.unavailable = False
         self.writes = 0
         self._closed = False
@@ -84,6 +86,26 @@ class MemoryArchive:
         self._check()
         wanted = (tenant_id, conversation_id)
         return max((seq for *conversation, seq in self.messages if tuple(conversation) == wanted), default=0)
+
+    async def store_states(self, states: Sequence[ArchivedState]) -> None:
+        """See `sessions.ports.UserStateArchive`."""
+        self._check()
+        for one in states:
+            before = self.states.get(one[:3])
+            if before is None or before.version < one.version:
+                self.states[one[:3]] = one
+
+    async def user_states(
+        self, tenant_id: str, user_id: str, after_conversation_id: str, limit: int
+    ) -> list[ArchivedState]:
+        """See `sessions.ports.UserStateReader`."""
+        self._check()
+        mine = [
+            one
+            for (tenant, user, name), one in self.states.items()
+            if (tenant, user) == (tenant_id, user_id) and name > after_conversation_id
+        ]
+        return sorted(mine)[:limit]
 
     async def close(self) -> None:
         """Calls after this raise StoreError."""

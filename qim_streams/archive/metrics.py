@@ -24,6 +24,9 @@ def count(archived: int, repeated: int, poison: int) -> None:
     _POISON.inc(poison)
 
 
+TARGETS_MISSING = Counter(
+    "qim_archiver_targets_missing_total", "Edits and recalls whose target neither batch nor archive has"
+)
 TRIMMED = Counter("qim_archiver_trimmed_messages_total", "Archived messages removed from the hot tier")
 TRIM_DIFFERING = Counter(
     "qim_archiver_trim_differing_total", "Messages left in the hot tier because the archive has another state"

@@ -32,7 +32,9 @@ from qim_streams import failpoints
 from qim_streams.archive import rocksdb_layout as layout
 from qim_streams.archive import rocksdb_table as table
 from qim_streams.archive.ports import ArchivedMessage, require_limit
+from qim_streams.archive.rocksdb_states import read_states, write_states
 from qim_streams.bounded_calls import BoundedCalls
+from qim_streams.sessions.ports import ArchivedState
 
 CHUNK_BYTES = 256 * 1024  # about 1 ms of interpreter lock per write
 T = TypeVar("T")
@@ -93,6 +95,19 @@ class RocksArchive:
         """The largest archived seq of a conversation, 0 for none."""
         return await self._calls.run(self._read, lambda db: table.read_latest(db, tenant_id, conversation_id))
 
+    async def store_states(self, states: Sequence[ArchivedState]) -> None:
+        """States of users durable; see `sessions.ports.UserStateArchive`."""
+        await self._calls.run(self._store_states, states)
+
+    async def user_states(
+        self, tenant_id: str, user_id: str, after_conversation_id: str, limit: int
+    ) -> list[ArchivedState]:
+        """States of a user; see `sessions.ports.UserStateReader`."""
+        user = (tenant_id, user_id)
+        return await self._calls.run(
+            self._read, lambda db: read_states(db, user, after_conversation_id, limit)
+        )
+
     async def close(self) -> None:
         """Let waiting calls end and release the directory."""
         await self._calls.close(self._drop)
@@ -129,6 +144,14 @@ class RocksArchive:
             self._publish(db, partition, watermark)
         except failpoints.FailpointError:
             raise
+        except Exception as error:
+            self._drop()
+            raise table.translate(error, f"the archive {self.directory}") from error
+
+    def _store_states(self, states: Sequence[ArchivedState]) -> None:
+        db = self._opened()
+        try:
+            write_states(db, states)
         except Exception as error:
             self._drop()
             raise table.translate(error, f"the archive {self.directory}") from error

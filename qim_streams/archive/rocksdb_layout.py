@@ -6,6 +6,7 @@
     w <outbox partition, u32 big-endian>             -> archive watermark + 1, u64 big-endian
     m <tenant> NUL <conversation> NUL <seq, u64 big-endian>  -> MessageRecord bytes, in front of them
                                                                NUL and the revision (u32) unless it is 0
+    u <tenant> NUL <user> NUL <conversation>         -> version (u64) and UserConversationState bytes
 
 A MessageRecord begins with its version, which is never 0, so the two forms cannot be mistaken.
 Ids contain no NUL (``ids.is_text_id``), so no two addresses share a key and no conversation's range
@@ -59,6 +60,26 @@ def decode_message(value: bytes) -> tuple[bytes, int]:
         return value, 0
     start = 1 + _U32.size
     return value[start:], int(_U32.unpack(value[1:start])[0])
+
+
+def user_prefix(tenant_id: str, user_id: str) -> bytes:
+    """What every state of a user begins with, and no other key does."""
+    return b"u%b\0%b\0" % (tenant_id.encode(), user_id.encode())
+
+
+def state_key(tenant_id: str, user_id: str, conversation_id: str) -> bytes:
+    """The key of a user's state in a conversation."""
+    return user_prefix(tenant_id, user_id) + conversation_id.encode()
+
+
+def encode_state(state: bytes, version: int) -> bytes:
+    """The value of a state."""
+    return _U64.pack(version) + state
+
+
+def decode_state(value: bytes) -> tuple[bytes, int]:
+    """State bytes and version of a stored value."""
+    return value[_U64.size :], int(_U64.unpack(value[: _U64.size])[0])
 
 
 def seq_of(key: bytes) -> int:

@@ -21,7 +21,9 @@ from rocksdict import Rdict
 
 from qim_streams.archive import rocksdb_table as table
 from qim_streams.archive.ports import ArchivedMessage, require_limit
+from qim_streams.archive.rocksdb_states import read_states
 from qim_streams.bounded_calls import BoundedCalls
+from qim_streams.sessions.ports import ArchivedState
 
 REFRESH_MS = 200
 T = TypeVar("T")
@@ -84,6 +86,18 @@ class RocksArchiveReader:
         """The largest archived seq of a conversation, 0 for none; at most `refresh_ms` old."""
         return await self._calls.run(
             self._read, lambda db: table.read_latest(db, tenant_id, conversation_id), 0
+        )
+
+    async def user_states(
+        self, tenant_id: str, user_id: str, after_conversation_id: str, limit: int
+    ) -> list[ArchivedState]:
+        """States of a user, from the newest state of the archive; see `sessions.ports.UserStateReader`."""
+        nothing: list[ArchivedState] = []
+        return await self._calls.run(
+            self._read_fully,
+            lambda db: read_states(db, (tenant_id, user_id), after_conversation_id, limit),
+            nothing,
+            lambda found: False,  # what is there may be an old version: always the newest state
         )
 
     async def close(self) -> None:

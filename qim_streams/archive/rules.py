@@ -7,7 +7,10 @@ other bytes is poison too: the first one stands, because it is the one that was 
 is there, and an earlier revision that comes late is a repeat. The partition is not judged: it follows from
 a setting, and a wrong setting must not turn good messages into dead letters.
 
-Spec: §1, §3, §11.
+An edit or recall is kept as any message, and its target is kept in the revision that it makes, whether the
+target is in the same batch or was archived long ago (`apply_operations`).
+
+Spec: §1, §3, §8, §11.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,10 +18,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Generic, TypeVar
 
-from qim_streams.archive.ports import REVISION_MAX, ArchivedMessage
+from qim_streams.archive.ports import ArchivedMessage
 from qim_streams.errors import RecordError
 from qim_streams.ids import is_text_id
 from qim_streams.log_ports import LogRecord
+from qim_streams.operations.rules import Operation, operation_of, readable, revise, revision_of
 from qim_streams.records import MessageRecord, decode_message, decode_outbox, record_key
 
 Address = tuple[str, str, int]
@@ -30,30 +34,24 @@ R = TypeVar("R", bound=LogRecord)
 @dataclass(slots=True)
 class Reading(Generic[R]):
     """A batch as read: one message per address in log order, in its highest revision; how often an address
-    was repeated; the poison with its reason. `committed_at` holds the first message's, 0 for none."""
+    was repeated; the poison with its reason; edits and recalls, with their records and targets.
+    `committed_at` holds the first message's, 0 for none."""
 
     messages: dict[Address, ArchivedMessage] = field(default_factory=dict)
     sources: dict[Address, R] = field(default_factory=dict)
     poison: list[tuple[R, str]] = field(default_factory=list)
+    operations: list[tuple[R, Address, Operation]] = field(default_factory=list)
     repeated: int = 0
     committed_at: int = 0
 
 
-def revision_of(message: MessageRecord) -> int:
-    """Which state of the message the record holds: its first extra field if that is a number, else 0.
-
-    RecordError for a number that no revision can have.
-    """
-    first = message.extra[0] if message.extra else 0
-    if not isinstance(first, int):
-        return 0
-    if not 0 <= first <= REVISION_MAX:
-        raise RecordError(f"MessageRecord: revision {first} is not between 0 and {REVISION_MAX}")
-    return first
-
-
 def read_message(record: LogRecord) -> tuple[ArchivedMessage, int]:
     """The message of an Outbox record and its committed_at; RecordError says what is wrong with it."""
+    archived, message = _read(record)
+    return archived, message.committed_at
+
+
+def _read(record: LogRecord) -> tuple[ArchivedMessage, MessageRecord]:
     if record.value is None:
         raise RecordError("OutboxRecord: a tombstone; the Outbox has none")
     encoded = decode_outbox(record.value).message
@@ -67,8 +65,7 @@ def read_message(record: LogRecord) -> tuple[ArchivedMessage, int]:
     if record.key != key:
         raise RecordError("OutboxRecord: its key names another conversation than the message")
     revision = revision_of(message) if message.extra else 0
-    archived = ArchivedMessage(tenant_id, conversation_id, seq, encoded, revision, record.offset)
-    return archived, message.committed_at
+    return ArchivedMessage(tenant_id, conversation_id, seq, encoded, revision, record.offset), message
 
 
 @lru_cache(maxsize=65_536)
@@ -94,7 +91,8 @@ def read_batch(records: Iterable[R]) -> Reading[R]:
     reading: Reading[R] = Reading()
     for record in records:
         try:
-            message, committed_at = read_message(record)
+            message, decoded = _read(record)
+            operation = operation_of(decoded)
         except RecordError as error:
             reading.poison.append((record, str(error)))
             continue
@@ -103,16 +101,20 @@ def read_batch(records: Iterable[R]) -> Reading[R]:
         if earlier is None:
             reading.messages[address] = message
             reading.sources[address] = record
-            reading.committed_at = reading.committed_at or committed_at
-            continue
-        replaces = _replaces(message, earlier.record)
-        if replaces:
-            reading.messages[address] = message
-            reading.sources[address] = record
-        elif replaces is None:
-            reading.poison.append((record, _contradiction(address)))
+            reading.committed_at = reading.committed_at or decoded.committed_at
         else:
-            reading.repeated += 1
+            replaces = _replaces(message, earlier.record)
+            if replaces is None:
+                reading.poison.append((record, _contradiction(address)))
+                continue
+            if replaces:
+                reading.messages[address] = message
+                reading.sources[address] = record
+            else:
+                reading.repeated += 1
+        if operation is not None:
+            target = (message.tenant_id, message.conversation_id, operation.target_seq)
+            reading.operations.append((record, target, operation))
     return reading
 
 
@@ -133,6 +135,42 @@ def drop_known(reading: Reading[R], known: Mapping[Address, bytes | None]) -> li
         else:
             reading.repeated += 1
     return fresh
+
+
+def targets_elsewhere(reading: Reading[R]) -> list[Address]:
+    """The targets of edits and recalls that are not in the batch themselves: the archive is to be asked."""
+    return [target for _, target, _ in reading.operations if target not in reading.messages]
+
+
+def apply_operations(reading: Reading[R], known: Mapping[Address, bytes | None]) -> list[Address]:
+    """Bring the targets of all edits and recalls of the batch to the revisions that those make.
+
+    `known` has the archive's bytes of `targets_elsewhere` at least. Afterwards `reading.messages` holds every
+    target, changed or not. Returns the targets that neither batch nor archive has: nothing is done for them.
+    """
+    missing = []
+    for record, address, operation in reading.operations:
+        stored = _latest(reading.messages.get(address), address, known.get(address))
+        target = None if stored is None else readable(stored.record)
+        if stored is None or target is None:
+            missing.append(address)
+            continue
+        after = revise(target, operation)
+        if after is not None:
+            stored = ArchivedMessage(*address, after.encode(), operation.revision, record.offset)
+        if reading.messages.get(address) != stored:
+            reading.messages[address] = stored
+            reading.sources[address] = record
+    return missing
+
+
+def _latest(here: ArchivedMessage | None, address: Address, stored: bytes | None) -> ArchivedMessage | None:
+    """The higher revision of a message in the batch and in the archive."""
+    message = None if stored is None else readable(stored)
+    if stored is None or message is None:
+        return here
+    archived = ArchivedMessage(*address, stored, revision_of(message))
+    return archived if here is None or archived.revision > here.revision else here
 
 
 def _contradiction(address: Address) -> str:

@@ -4,8 +4,8 @@ One batch, in this order (each step is safe to repeat, so a kill between any two
 
 1. read the records; what cannot be read is poison;
 2. look up in the archive what it may hold already: all of a batch that is the first one since the start
-   or that failed before, else what repeats a seq of its conversation or changes a message; what has other
-   bytes there is poison;
+   or that failed before, else what repeats a seq of its conversation; what has other bytes there is poison;
+   and the targets of edits and recalls, which get their new revision;
 3. poison into the dead letters, awaited, once for as long as the partition is ours;
 4. the new messages durable, then the watermark = offset of the batch's last record;
 5. tell `on_covered` which messages are covered now (the trimmer of the hot tier listens);
@@ -18,15 +18,24 @@ with InvariantViolation); a batch that cannot be stored is never acknowledged an
 Spec: §1 ARCHIVED, §3, §14.8.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 
 from qim_streams import failpoints
 from qim_streams.archive import metrics
 from qim_streams.archive.ports import Archive, ArchivedMessage
-from qim_streams.archive.rules import Address, drop_known, read_batch
+from qim_streams.archive.rules import (
+    Address,
+    apply_operations,
+    drop_known,
+    read_batch,
+    targets_elsewhere,
+)
 from qim_streams.errors import InvariantViolation
 from qim_streams.log_ports import LogBatch, LogRecord, Poison, PoisonSink
 from qim_streams.lru import LruMap
+
+log = logging.getLogger(__name__)
 
 CONVERSATIONS_MAX = 100_000  # whose newest seq is remembered: about 20 MB
 
@@ -69,9 +78,14 @@ class HistoryArchiver:
         """Archive a batch and publish the watermark. StoreUnavailable: nothing published, call again."""
         self._require_continuation(batch)
         reading = read_batch(batch.records)
-        asked = self._doubtful(batch.partition, reading.messages.values())
+        doubtful = self._doubtful(batch.partition, reading.messages.values())
+        asked = list(dict.fromkeys([*doubtful, *targets_elsewhere(reading)]))
         self._in_doubt.add(batch.partition)  # until it is done: what a failure leaves is looked up again
         known = dict(zip(asked, await self._archive.records(asked), strict=True))
+        lost = apply_operations(reading, known)
+        if lost:
+            log.error("%d targets of edits or recalls are nowhere; the first: %s", len(lost), lost[0])
+            metrics.TARGETS_MISSING.inc(len(lost))
         fresh = drop_known(reading, known)
         await self._bury(batch.partition, reading.poison)
         last = batch.records[-1].offset

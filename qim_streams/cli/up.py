@@ -52,8 +52,9 @@ def parse_workers(values: tuple[str, ...]) -> dict[str, int]:
     "--workers",
     multiple=True,
     metavar="ROLE=COUNT",
-    help="processes of fanout or mailbox (or archiver, with cassandra); repeatable",
+    help="processes of fanout, mailbox or qsession (or archiver, with cassandra); repeatable",
 )
+@click.option("--without", multiple=True, metavar="ROLE", help="leave archiver or qsession out; repeatable")
 @click.option(
     "--restarts",
     type=click.IntRange(0, 10_000),
@@ -79,6 +80,7 @@ def up(
     archive: str | None,
     fsync: str,
     workers: tuple[str, ...],
+    without: tuple[str, ...],
     restarts: int,
     backoff: float,
     quick: bool,
@@ -100,7 +102,9 @@ def up(
         cassandra=settings.archive == "cassandra" and "QIM_CASSANDRA_HOSTS" not in os.environ,
     )
     options = RunOptions(
-        plan.StackOptions(state_dir, settings.node_id, parse_workers(workers), web, settings.archive),
+        plan.StackOptions(
+            state_dir, settings.node_id, parse_workers(workers), web, settings.archive, frozenset(without)
+        ),
         servers,
         RestartPolicy(restarts_max=restarts, backoff_last_s=backoff),
     )

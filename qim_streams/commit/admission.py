@@ -11,8 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qim_streams.commit.outcome import SendOutcome, SendRequest, refused
+from qim_streams.commit.ports import SEQ_MAX
 from qim_streams.ids import direct_conversation_id, is_text_id
 from qim_streams.lru import LruMap
+from qim_streams.operations.rules import OPERATIONS
+from qim_streams.records import KIND_MESSAGE, KIND_RECALL
 
 SENDERS_MAX = 200_000
 CONVERSATIONS_MAX = 200_000
@@ -50,7 +53,10 @@ class Admission:
                 "BODY_TOO_LARGE",
                 f"the body has {len(request.body)} bytes, over {self._limits.body_bytes_max}",
             )
-        tenant_id, conversation_id, sender_id, _, device_id, client_message_id, _, to_user_id, _ = request
+        (
+            tenant_id, conversation_id, sender_id, _, device_id, client_message_id, _, to_user_id, kind,
+            target_seq,
+        ) = request  # fmt: skip
         named = tenant_id, conversation_id, sender_id, device_id, to_user_id
         if named not in self._formed:
             if to_user_id is not None and not is_text_id(to_user_id):
@@ -60,6 +66,8 @@ class Admission:
             self._formed.put(named, True)
         if not is_text_id(client_message_id):
             return refused("FIELD_INVALID", "client_message_id is not an id")
+        if kind != KIND_MESSAGE or target_seq:
+            return _check_change(request)
         return None
 
     def waits_ms(self, requests: Sequence[SendRequest], now_ms: int) -> list[int]:
@@ -93,6 +101,19 @@ class Admission:
             self._large.put(conversation, large)
         if large:
             self._last_ms.put((*conversation, request.sender_id), now_ms)
+
+
+def _check_change(request: SendRequest) -> SendOutcome | None:
+    """The refusal of a request that is no message, unless it is a well-formed edit or recall."""
+    if request.kind not in OPERATIONS:
+        return refused("FIELD_INVALID", f"kind {request.kind} is neither a message nor an edit or recall")
+    if not 1 <= request.target_seq <= SEQ_MAX:
+        return refused("FIELD_INVALID", "conversation_seq names no message")
+    if request.to_user_id is not None:
+        return refused("FIELD_INVALID", "to_user_id has no place in an edit or recall")
+    if request.kind == KIND_RECALL and request.body:
+        return refused("FIELD_INVALID", "a recall has no body")
+    return None
 
 
 def check_chat(request: SendRequest) -> SendOutcome | None:

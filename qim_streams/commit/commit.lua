@@ -5,10 +5,11 @@
 -- ARGV[1] epoch  ARGV[2] last call known to be applied  ARGV[3] number of this call
 -- ARGV[4] dedup retention, ms  ARGV[5] message ids to confirm, 16 bytes each
 -- ARGV[6] highest Outbox offset among those acknowledged, -1: none
--- ARGV[7] msgpack: list of {tenant:conversation, sender, client_message_id, fixed, record tail}
+-- ARGV[7] msgpack: list of {tenant:conversation, sender, client_message_id, fixed, record tail, change}
 --   fixed: digest 16, candidate message_id 16, committed_at u64, flags u8 (1: refuse what is new)
--- Answer: 45 bytes per message: status u8, message_id 16, seq u64, membership version u64,
---   committed_at u64, active members u32
+--   change: of an edit or recall only: {kind, target seq, body, window ms, admin window ms, archived record}
+-- Answer: 47 bytes per message: status u8, message_id 16, seq u64, membership version u64,
+--   committed_at u64, active members u32, revision that an edit or recall gave its target u16
 --
 -- Numbers are exact to 2^53: ids, digests and times are only moved as bytes and compared word by word.
 
@@ -17,9 +18,11 @@ if refused then return refused end
 
 local NEW, RESERVED, COMMITTED, CONFLICT, NO_CONVERSATION, NOT_MEMBER, DISMISSED, NOT_ALLOWED,
   RATE_LIMITED, CLOCK_BEHIND, EXHAUSTED = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
+local NO_TARGET, NOT_A_MESSAGE, TARGET_COLD, TARGET_UNSETTLED, TARGET_RECALLED, NOT_YOURS, TOO_LATE,
+  TOO_MANY_EDITS = 11, 12, 13, 14, 15, 16, 17, 18
 local SEQ_MAX = 9007199254740991
 local NO_ID = string.rep('\0', 16)
-local NOTHING = string.rep('\0', 28)
+local NOTHING = string.rep('\0', 30)
 local ACTIVE, MEMBER = 65, 109 -- 'A', 'm'
 
 local call, sub, byte, char, pack, unpack_words = redis.call, string.sub, string.byte, string.char,
@@ -34,7 +37,7 @@ local function head_of(c)
   if not head then
     local v = call('HMGET', heads_at .. c, 'kind', 'seq', 'last_id', 'mv', 'send_policy', 'dismissed', 'active')
     head = {exists = v[1], seq = tonumber(v[2] or '0'), last_id = v[3] or NO_ID, mv = tonumber(v[4] or '0'),
-      admins_only = v[5] == 'admins', dismissed = v[6] == '1', active = pack('>I4', tonumber(v[7] or '0')),
+      admins_only = v[5] == 'admins', dismissed = v[6] == '1', active = pack('>I4I2', tonumber(v[7] or '0'), 0),
       place = string.gsub(c, ':', '\0', 1) .. '\0', senders = {}}
     heads[c] = head
   end
@@ -61,12 +64,14 @@ local function is_above(a, b)
 end
 
 -- Why a message that is not a repeat cannot be committed; nil when it can.
-local function refusal(c, head, sender, id, refuse_new)
+local function refusal(c, head, sender, id, refuse_new, change)
   if not head.exists then return NO_CONVERSATION end
   local row = row_of(c, head, sender)
   if not row or byte(row, 1) ~= ACTIVE then return NOT_MEMBER end
   if head.dismissed then return DISMISSED end
-  if head.admins_only and byte(row, 2) == MEMBER then return NOT_ALLOWED end
+  if head.admins_only and byte(row, 2) == MEMBER and not (change and change[1] == RECALL) then
+    return NOT_ALLOWED
+  end
   if refuse_new then return RATE_LIMITED end
   if head.behind or not is_above(id, head.last_id) then return CLOCK_BEHIND end
   if head.seq >= SEQ_MAX then return EXHAUSTED end
@@ -80,7 +85,34 @@ local function repeated(kept, digest)
   elseif fresh[id] or call('HEXISTS', KEYS[3], id) == 1 then
     status = RESERVED
   end
-  return char(status) .. sub(kept, 17) .. '\0\0\0\0'
+  return char(status) .. sub(kept, 17, 56) .. '\0\0\0\0' .. (#kept > 56 and sub(kept, 57) or '\0\0')
+end
+
+local function is_within(age, window) return window < 0 or (window > 0 and age <= window) end
+
+-- Why an edit or recall cannot be; else nil, the target's new revision and its new record.
+local function changed(c, head, sender, change, committed_at)
+  local kind, target_seq = change[1], change[2]
+  if target_seq < 1 or target_seq > head.seq then return NO_TARGET end
+  local record = call('HGET', records_at .. c, string.format('%.0f', target_seq)) or change[6]
+  if record == '' then return TARGET_COLD end
+  local f = fields_of(record)
+  if not f then return NO_TARGET end
+  if fresh[f[3]] or call('HEXISTS', KEYS[3], f[3]) == 1 then return TARGET_UNSETTLED end
+  if f[11] ~= 0 then return NOT_A_MESSAGE end
+  if f[12] == RECALL then return TARGET_RECALLED end
+  local own, governs = f[5] == sender, kind == RECALL and byte(row_of(c, head, sender), 2) ~= MEMBER
+  if not own and not governs then return NOT_YOURS end
+  local age = struct.unpack('>I8', committed_at) - f[10]
+  if not ((own and is_within(age, change[4])) or (governs and is_within(age, change[5]))) then
+    return TOO_LATE
+  end
+  local revision = RECALL_REVISION
+  if kind ~= RECALL then
+    revision = (f[14] or 0) + 1
+    if revision >= RECALL_REVISION then return TOO_MANY_EDITS end
+  end
+  return nil, revision, revised(record, f, kind, change[3], revision)
 end
 
 -- A repeat is a repeat whatever else is the case. One command asks and reserves, since nearly all are new.
@@ -88,8 +120,9 @@ local function answer_of(request)
   local c, sender, fixed = request[1], request[2], request[4]
   local dedup_key = dedup_at .. c .. ':' .. sender .. ':' .. request[3]
   local id, committed_at = sub(fixed, 17, 32), sub(fixed, 33, 40)
-  local head = head_of(c)
-  local status = refusal(c, head, sender, id, byte(fixed, 41) == 1)
+  local head, change = head_of(c), request[6]
+  local status, revision, after = refusal(c, head, sender, id, byte(fixed, 41) == 1, change), nil, nil
+  if change and not status then status, revision, after = changed(c, head, sender, change, committed_at) end
   if status then
     local kept = call('GET', dedup_key)
     if kept then return repeated(kept, sub(fixed, 1, 16)) end
@@ -101,17 +134,22 @@ local function answer_of(request)
   end
   local seq = head.seq + 1
   local numbers = pack('>I8I8', seq, head.mv)
-  local reservation = sub(fixed, 1, 32) .. numbers .. committed_at
+  local reservation, tail, active = sub(fixed, 1, 32) .. numbers .. committed_at, request[5], head.active
+  if change then
+    local packed = pack('>I2', revision)
+    reservation, tail, active = reservation .. packed, tail .. packed_number(revision), sub(active, 1, 4) .. packed
+  end
   if not call('SET', dedup_key, reservation, 'PX', retention, 'NX') then
     return repeated(call('GET', dedup_key), sub(fixed, 1, 16))
   end
   local seq_text = string.format('%.0f', seq)
   head.seq, head.last_id, head.dirty = seq, id, true
-  call('HSET', records_at .. c, seq_text, '\1' .. numbers .. request[5])
+  call('HSET', records_at .. c, seq_text, '\1' .. numbers .. tail)
+  if change then call('HSET', records_at .. c, string.format('%.0f', change[2]), after) end
   fresh[id] = true
   local count = #pending
   pending[count + 1], pending[count + 2] = id, head.place .. seq_text
-  return char(NEW) .. id .. numbers .. committed_at .. head.active
+  return char(NEW) .. id .. numbers .. committed_at .. active
 end
 
 local confirmed = {}

@@ -13,7 +13,8 @@
 ``{ob:p}:hot``                                  zset    ``c`` -> when messages of it were last archived,
                                                         ms; what has archived messages in ``r`` only
 ``{ob:p}:d:<c>:<sender>:<client_message_id>``   string  dedup: digest 16, message_id 16, seq u64,
-                                                        membership version u64, committed_at u64; expires
+                                                        membership version u64, committed_at u64, and of
+                                                        an edit or recall its revision u16; expires
 ``{ob:p}:gm:<c>``                               hash    user -> member row (`membership.rows`)
 ``{ob:p}:gi:<c>``                               zset    active members, score 0, in order of their ids
 ``{ob:p}:gv:<c>``                               hash    version -> version row (`membership.rows`)
@@ -43,7 +44,7 @@ def conversation(tenant_id: str, conversation_id: str) -> str:
     return f"{tenant_id}:{conversation_id}"
 
 
-def fenced_script(package: str, name: str) -> Script:
-    """A script file with the functions of ``fence.lua`` in front."""
+def fenced_script(package: str, *names: str) -> Script:
+    """Script files, one behind the other, with the functions of ``fence.lua`` in front."""
     fence = resources.files("qim_streams.commit").joinpath("fence.lua").read_text()
-    return Script(fence + resources.files(package).joinpath(name).read_text())
+    return Script(fence + "".join(resources.files(package).joinpath(name).read_text() for name in names))

@@ -7,6 +7,8 @@
 3. Hand the new messages to the Outbox in seq order, without waiting for the groups before.
 4. When the broker has acknowledged them: answer, and let the next commit call (or a timer) confirm them.
 
+An edit or recall of a message that only the archive has leaves the lane until it was read there.
+
 A repeat of a message that is between 3 and 4 joins it. A message that is reserved and unknown here cannot
 exist after the relay has drained the partition; should it, the relay is run again before it is answered.
 
@@ -31,6 +33,7 @@ from qim_streams.commit.outbox_tail import NewMessage, OutboxTail
 from qim_streams.commit.outcome import (
     NOT_OWNER,
     UNKNOWN,
+    UNSETTLED,
     SendOutcome,
     SendRequest,
     committed,
@@ -38,21 +41,24 @@ from qim_streams.commit.outcome import (
     refused_by,
 )
 from qim_streams.commit.ports import (
+    Change,
     CommitRequest,
     CommitResult,
     CommitStatus,
     DirectChat,
 )
-from qim_streams.commit.rules import payload_digest
+from qim_streams.commit.requests import change_of, commit_request
 from qim_streams.errors import FencedError, InvariantViolation, Outcome, StoreError, StoreUnavailable
 from qim_streams.hlc import ClockDriftError
-from qim_streams.records import STATE_NORMAL, MessageRecord
+from qim_streams.lru import LruMap
+from qim_streams.operations.rules import readable, revision_of
 
 log = logging.getLogger(__name__)
 
 ROUNDS_MAX = 4  # of one group: first try, direct chats made, clock moved on, and one for bad luck
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.02, 1.0
 STORE_RETRY_MS = 500
+CHANGED_MAX = 16_384  # targets whose revision is remembered; more are not changed while one read takes
 
 
 class PartitionLane:
@@ -74,6 +80,7 @@ class PartitionLane:
         self._wake = asyncio.Event()
         self._revoked = False
         self._tail = OutboxTail(partition, epoch, services, self._wake.set)
+        self._changed: LruMap[tuple[str, str, int], int] = LruMap(CHANGED_MAX, CHANGED_MAX)  # -> revision
         self._made: list[Awaitable[object]] = []  # change log rows of chats made for the group at hand
 
     # -- from outside, on the event loop
@@ -101,8 +108,10 @@ class PartitionLane:
             await self._recover()
             while await self._step():
                 pass
+            await self._appended()
         except FencedError as error:
             log.warning("ob:%d epoch %d: %s", self.partition, self.epoch, error)
+            await self._appended()
             self._on_fenced(self.partition, self.epoch)
         except Exception as error:  # noqa: BLE001 - a lane that stops silently would hold its queue for ever
             self._s.on_doubt(f"the lane of ob:{self.partition} broke", error)
@@ -116,19 +125,32 @@ class PartitionLane:
         delay_s = BACKOFF_FIRST_S
         while not self._revoked:
             try:
-                restored = await self._s.repair.run(self.partition, self.epoch)
-                await self._s.replay.run(self.partition, self.epoch)
+                repaired = await self._s.repair.run(self.partition, self.epoch)
+                await self._s.replay.run(self.partition, self.epoch, repaired.versions)
+                await self._s.seats.run(self.partition)
                 count = await self._s.relay.drain(self.partition, self.epoch)
+                await self._s.proof.prove(self.partition, self.epoch)
             except StoreUnavailable as error:
                 log.warning("ob:%d: relay waits %.2f s: %s", self.partition, delay_s, error)
                 await self._s.sleep(delay_s)
                 delay_s = min(BACKOFF_MAX_S, 2 * delay_s)
                 continue
-            metrics.RESTORED.inc(restored)
+            metrics.RESTORED.inc(repaired.missing)
             metrics.RELAYED.inc(count)
             log.info("ob:%d epoch %d: serving, %d messages relayed", self.partition, self.epoch, count)
             self.ready.set()
             return
+
+    async def _appended(self) -> None:
+        """Until nothing of ours is on its way into the Outbox.
+
+        A hot tier that was emptied does not know what was: the next owner, often we ourselves, looks for it
+        in the Outbox, and would use the numbers again of what comes there later.
+        """
+        self.accepting = False
+        while self._tail.busy:
+            self._wake.clear()
+            await self._wake.wait()
 
     async def _step(self) -> bool:
         if self._revoked:
@@ -191,12 +213,18 @@ class PartitionLane:
             if status is CommitStatus.NEW or ours:
                 new.append(NewMessage(request, result))
                 self._tail.expect(result.message_id, job)
+                if result.revision:
+                    send = job.request
+                    key = send.tenant_id, send.conversation_id, send.target_seq
+                    self._changed.put(key, result.revision)
                 if not ours:
                     self._s.admission.learn(job.request, result.members_active, request.committed_at)
             elif status is CommitStatus.REPEAT_RESERVED and not self._tail.join(job, result):
                 orphans.append((job, result))
             elif status is CommitStatus.CLOCK_BEHIND or _makes_chat(status, job):
                 again.append(job)
+            elif status is CommitStatus.TARGET_COLD:
+                self._s.targets.fetch(job, self._resume)
             elif status is not CommitStatus.REPEAT_RESERVED:
                 self._answer(job, result)
         if new:
@@ -214,38 +242,26 @@ class PartitionLane:
         requests = []
         for job, message_id, wait_ms in zip(jobs, ids, waits, strict=True):
             job.wait_ms = wait_ms
-            requests.append(self._request(job.request, message_id, now_ms, wait_ms > 0))
+            request = commit_request(job.request, message_id, self.epoch, now_ms, wait_ms > 0)
+            requests.append(request._replace(change=self._change(job)) if job.request.kind else request)
         return requests
 
-    def _request(self, send: SendRequest, message_id: bytes, now_ms: int, refuse_new: bool) -> CommitRequest:
-        tail = MessageRecord(
-            0,
-            0,
-            send.tenant_id,
-            send.conversation_id,
-            message_id,
-            message_id,
-            send.sender_id,
-            send.sender_ordinal,
-            send.sender_device_id,
-            send.client_message_id,
-            self.epoch,
-            now_ms,
-            send.kind,
-            STATE_NORMAL,
-            send.body,
-        ).tail()
-        return CommitRequest(
-            send.tenant_id,
-            send.conversation_id,
-            send.sender_id,
-            send.client_message_id,
-            payload_digest(send.kind, send.body),
-            message_id,
-            now_ms,
-            tail,
-            refuse_new,
-        )
+    def _change(self, job: SendJob) -> Change:
+        """Of an edit or recall. What the archive had before a later change of ours is not given on."""
+        archived, request = job.archived, job.request
+        if archived:
+            known = self._changed.get((request.tenant_id, request.conversation_id, request.target_seq)) or 0
+            target = readable(archived)
+            if target is not None and revision_of(target) < known:
+                archived = b""
+        return change_of(request, self._s.windows, archived)
+
+    def _resume(self, job: SendJob) -> None:
+        """A target was read in the archive: the job takes another turn."""
+        if self.accepting:
+            self.push([job])
+        else:
+            job.answer(NOT_OWNER)
 
     # -- the commit call
 
@@ -286,6 +302,8 @@ class PartitionLane:
             job.answer(committed(result))
         elif result.status is CommitStatus.RATE_LIMITED:
             job.answer(refused("RATE_LIMITED", "one message per interval in a large group", job.wait_ms))
+        elif result.status is CommitStatus.TARGET_UNSETTLED:
+            job.answer(UNSETTLED)
         else:
             job.answer(refused_by(result.status))
 

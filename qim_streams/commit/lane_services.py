@@ -4,21 +4,30 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from qim_streams.commit.admission import Admission
 from qim_streams.commit.clock_bound import ReservedClock
 from qim_streams.commit.outcome import SendOutcome, SendRequest
 from qim_streams.commit.ports import ConversationStore, DirectChats, Outbox, Replay
+from qim_streams.commit.proof import Proof
 from qim_streams.commit.relay import OutboxRelay
 from qim_streams.commit.repair import OutboxRepair
+from qim_streams.commit.requests import Windows
 from qim_streams.commit.snapshots import MemberSnapshots
+
+
+class Seats(Protocol):
+    """Puts lost ordinals of users back who are in no change log, at the grant of a partition."""
+
+    async def run(self, partition: int) -> int:
+        """How many were missing. StoreUnavailable: call again."""
 
 
 class SendJob:
     """A request on its way through a lane. `reply` is called exactly once."""
 
-    __slots__ = ("deadline_s", "on_done", "reply", "request", "wait_ms")
+    __slots__ = ("archived", "deadline_s", "on_done", "reply", "request", "wait_ms")
 
     def __init__(
         self, request: SendRequest, reply: Callable[[SendOutcome], object], deadline_s: float
@@ -26,6 +35,7 @@ class SendJob:
         """`deadline_s` (monotonic clock): from then on it is refused rather than committed."""
         self.request, self.reply, self.deadline_s = request, reply, deadline_s
         self.wait_ms = 0
+        self.archived = b""  # of an edit or recall: the target's record, when it was read in the archive
         self.on_done: Callable[[SendJob], object] | None = None
 
     def answer(self, outcome: SendOutcome) -> None:
@@ -33,6 +43,13 @@ class SendJob:
         if self.on_done is not None:
             self.on_done(self)
         self.reply(outcome)
+
+
+class Targets(Protocol):
+    """Reads what edits and recalls name and the hot tier no longer has (`archived_targets`)."""
+
+    def fetch(self, job: SendJob, found: Callable[[SendJob], None]) -> None:
+        """Read the target of `job`; then `found` is called with it, or it is answered. Returns at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +60,8 @@ class LaneServices:
     outbox: Outbox
     repair: OutboxRepair
     replay: Replay
+    seats: Seats
+    proof: Proof
     relay: OutboxRelay
     clock: ReservedClock
     direct: DirectChats
@@ -50,6 +69,8 @@ class LaneServices:
     admission: Admission
     now_ms: Callable[[], int]
     on_doubt: Callable[[str, BaseException | None], NoReturn]
+    targets: Targets
+    windows: Windows
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     monotonic: Callable[[], float] = time.monotonic
 

@@ -13,7 +13,8 @@ class SendRequest(NamedTuple):
     """A message to send. `to_user_id` is set for a direct chat that may have to be made first; then
     `conversation_id` is `ids.direct_conversation_id` of the two users.
 
-    The gateway has authenticated sender and device; `sender_ordinal` is the sender's in this tenant.
+    The gateway has authenticated sender and device; `sender_ordinal` is the sender's in this tenant. For an
+    edit or recall `target_seq` names the message and `body` is its new one.
     """
 
     tenant_id: str
@@ -25,6 +26,7 @@ class SendRequest(NamedTuple):
     body: bytes
     to_user_id: str | None = None
     kind: int = 0
+    target_seq: int = 0
 
 
 class SendStatus(IntEnum):
@@ -61,6 +63,12 @@ _REFUSALS = {
     CommitStatus.DISMISSED: ("DISMISSED", "the group was dismissed"),
     CommitStatus.NOT_ALLOWED: ("NOT_ALLOWED", "only administrators may send here"),
     CommitStatus.EXHAUSTED: ("INTERNAL", "the conversation has used its last sequence number"),
+    CommitStatus.NO_TARGET: ("TARGET_NOT_FOUND", "the conversation has no such message"),
+    CommitStatus.NOT_A_MESSAGE: ("TARGET_NOT_A_MESSAGE", "the number is that of an edit or recall"),
+    CommitStatus.TARGET_RECALLED: ("TARGET_RECALLED", "the message was recalled; that stands"),
+    CommitStatus.NOT_YOURS: ("NOT_ALLOWED", "somebody else sent this message"),
+    CommitStatus.TOO_LATE: ("CHANGE_TOO_LATE", "the time in which this message could be changed is over"),
+    CommitStatus.TOO_MANY_EDITS: ("TOO_MANY_EDITS", "the message was edited as often as is possible"),
 }
 
 
@@ -72,6 +80,14 @@ def committed(result: CommitResult) -> SendOutcome:
 def refused(code: str, detail: str, retry_after_ms: int | None = None) -> SendOutcome:
     """A refusal."""
     return SendOutcome(SendStatus.REFUSED, code=code, detail=detail, retry_after_ms=retry_after_ms)
+
+
+UNSETTLED = SendOutcome(
+    SendStatus.REFUSED,
+    code="TARGET_UNSETTLED",
+    detail="the message is being committed; repeat",
+    retry_after_ms=200,
+)
 
 
 def refused_by(status: CommitStatus) -> SendOutcome:

@@ -1,7 +1,8 @@
 """Which Outbox partitions a writer serves: leases taken, given up and lost, shared fairly with other writers.
 
 Each round counts the living writers, gives partitions above the fair share up (drained first, so that the
-next owner has nothing to relay) and lets the keeper take what is free below it.
+next owner has nothing to relay) and lets the keeper take what is free below it. About every second each
+partition that is served is proved whole (`commit.proof`).
 
 Invariants: a partition is served only between its grant and its loss; it is drained before its lease is
 released.
@@ -25,12 +26,15 @@ SEAT_NAME = "writers"
 HAND_OVER_TIMEOUT_S = 5.0
 SETTLE_RETRY_S = 5.0
 READY_STEP_S = 0.05
+PROVE_EVERY_S = 1.0
 
 Settle = Callable[[int, int], Awaitable[int]]  # (partition, epoch) -> conversations settled
+Prove = Callable[[int, int], Awaitable[None]]  # (partition, epoch)
 
 
 class PartitionOwnership:
-    """The leases of one writer. `settle` makes good what the change log lacks of a partition."""
+    """The leases of one writer. `settle` makes good what the change log lacks of a partition; `prove` marks
+    it as whole."""
 
     def __init__(
         self,
@@ -41,8 +45,10 @@ class PartitionOwnership:
         ttl_ms: int,
         renew_ms: int,
         settle: Settle,
+        prove: Prove,
     ) -> None:
-        self._partitions, self._renew_s, self._settle = partitions, renew_ms / 1_000, settle
+        self._partitions, self._renew_s = partitions, renew_ms / 1_000
+        self._settle, self._prove = settle, prove
         self._writer: ConversationWriter | None = None
         self._settling: set[asyncio.Task[None]] = set()
         self._seat = Seat(leases, claimant, SEAT_NAME, ttl_ms)
@@ -59,19 +65,36 @@ class PartitionOwnership:
         """Own partitions for `writer` until the task is cancelled."""
         self._writer = writer
         self.keeper.want(resource_of(partition) for partition in range(self._partitions))
-        keeping: asyncio.Task[None] | None = None
+        tasks: list[asyncio.Task[None]] = []
         try:
             while True:
                 await self._share(writer)
-                if keeping is None:  # not before the first share is known
-                    keeping = asyncio.create_task(self.keeper.run(), name="lease-keeper")
-                await asyncio.wait([keeping], timeout=self._renew_s)
-                if keeping.done():
-                    keeping.result()
+                if not tasks:  # not before the first share is known
+                    tasks.append(asyncio.create_task(self.keeper.run(), name="lease-keeper"))
+                    tasks.append(asyncio.create_task(self._prove_all(writer), name="prover"))
+                await asyncio.wait(tasks, timeout=self._renew_s, return_when=asyncio.FIRST_COMPLETED)
+                for task in tasks:
+                    if task.done():
+                        task.result()
         finally:
-            if keeping is not None:
-                keeping.cancel()
-                await asyncio.gather(keeping, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _prove_all(self, writer: ConversationWriter) -> None:
+        """For ever. InvariantViolation: the store has lost writes, which only a new boot can make good."""
+        while True:
+            await asyncio.sleep(PROVE_EVERY_S)
+            for partition in writer.ready:
+                grant = self.keeper.grant_of(resource_of(partition))
+                if grant is None or not writer.serves(partition, grant.epoch):
+                    continue
+                try:
+                    await self._prove(partition, grant.epoch)
+                except FencedError:
+                    self.fenced(partition, grant.epoch)
+                except StoreError as error:
+                    log.warning("%s: not proved whole now: %s", grant.resource, error)
 
     async def close(self, writer: ConversationWriter, timeout_s: float) -> None:
         """Drain all partitions and give everything up. `run` has ended."""

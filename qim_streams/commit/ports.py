@@ -3,7 +3,7 @@
 Spec: §3, §14.3.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
@@ -26,12 +26,38 @@ class CommitStatus(IntEnum):
     RATE_LIMITED = 8  # it would be new, and the request says that no new one is due
     CLOCK_BEHIND = 9  # message_id not above the conversation's last: observe and retry
     EXHAUSTED = 10  # the conversation has used its last sequence number
+    # Of edits and recalls (`operations.rules`):
+    NO_TARGET = 11  # no message has this number, or none that can be understood
+    NOT_A_MESSAGE = 12  # the target is itself an edit or recall
+    TARGET_COLD = 13  # only the archive may have the target: ask again with its record
+    TARGET_UNSETTLED = 14  # the target is RESERVED yet
+    TARGET_RECALLED = 15
+    NOT_YOURS = 16  # somebody else sent it
+    TOO_LATE = 17  # the window for it is over
+    TOO_MANY_EDITS = 18  # the target was edited as often as is possible
+
+
+class Change(NamedTuple):
+    """What an edit or recall asks for, beside what every message has.
+
+    `kind`: of the operation. `window_ms`: for the target's sender; `admin_window_ms`: for owners and
+    admins, who may recall only; each -1 for at any time, 0 for never. `archived`: the target's record in
+    the archive, empty when it was not asked; the store looks at it only if it has none itself.
+    """
+
+    kind: int
+    target_seq: int
+    body: bytes  # the target's new one
+    window_ms: int
+    admin_window_ms: int
+    archived: bytes = b""
 
 
 class CommitRequest(NamedTuple):
     """One message for `ConversationStore.commit`. `record_tail` is `MessageRecord.tail()`.
 
-    `refuse_new`: the sender's rate is used up, so only a repeat may be answered.
+    `refuse_new`: the sender's rate is used up, so only a repeat may be answered. `change`: of an edit or
+    recall; its `record_tail` is `operations.rules.operation_tail`.
     """
 
     tenant_id: str
@@ -43,6 +69,7 @@ class CommitRequest(NamedTuple):
     committed_at: int  # milliseconds since the epoch, as in the record
     record_tail: bytes
     refuse_new: bool = False
+    change: Change | None = None
 
 
 class CommitResult(NamedTuple):
@@ -50,7 +77,8 @@ class CommitResult(NamedTuple):
     repeats and CONFLICT; else empty and 0.
 
     For CLOCK_BEHIND `message_id` is the conversation's last id (16 zero bytes when there is none: an
-    earlier request of the same call was behind). `members_active` is set for NEW only.
+    earlier request of the same call was behind). `members_active` is set for NEW only. `revision`: the
+    one that an edit or recall gave its target, 0 for any other message.
     """
 
     status: CommitStatus
@@ -59,6 +87,7 @@ class CommitResult(NamedTuple):
     membership_version: int = 0
     committed_at: int = 0
     members_active: int = 0
+    revision: int = 0
 
 
 class PendingMessage(NamedTuple):
@@ -123,7 +152,8 @@ class ConversationStore(Protocol):
     ) -> int:
         """Put back what is missing of messages of the Outbox, up to offset `covered`; returns how many were.
 
-        Numbers only go up; what is there stays. The messages are COMMITTED.
+        Numbers only go up; what is there stays, but an edit or recall among `messages` is applied to its
+        target if that is there. The messages are COMMITTED.
         """
 
     async def records(self, wanted: Sequence[tuple[str, str, int]]) -> list[bytes | None]:
@@ -174,8 +204,12 @@ class DirectChat(NamedTuple):
 class Replay(Protocol):
     """Puts lost membership changes back, at the grant of a partition."""
 
-    async def run(self, partition: int, epoch: int) -> int:
-        """How many were missing. FencedError, StoreUnavailable: call again; InvariantViolation: cannot be."""
+    async def run(self, partition: int, epoch: int, used: Mapping[tuple[str, str], int]) -> int:
+        """How many were missing. `used`: (tenant, conversation) -> a version that a message was sent under,
+        never to be made again by another change.
+
+        FencedError, StoreUnavailable: call again; InvariantViolation: cannot be.
+        """
 
 
 class DirectChats(Protocol):

@@ -1,7 +1,7 @@
 """The conversation store on Redis (key table: `keys`).
 
 Invariants: a call is one script execution per `GROUP_MAX` messages, hence atomic per slice; requests cross
-as one msgpack argument, results as one string of 45 bytes each. Decides nothing: the rule is in the
+as one msgpack argument, results as one string of 47 bytes each. Decides nothing: the rule is in the
 script, and in Python in `rules`.
 
 Spec: §3, §14.3, §14.5.
@@ -24,17 +24,19 @@ from qim_streams.commit.ports import (
     Confirmed,
     PendingMessage,
 )
-from qim_streams.commit.rules import NO_ID, payload_digest
+from qim_streams.commit.rules import NO_ID, reservation_of
 from qim_streams.errors import InvariantViolation
 from qim_streams.ids import ID_BYTES
+from qim_streams.operations.rules import NO_REVISION, operation_of, revision_of
 from qim_streams.records import MessageRecord
 from qim_streams.redis_tier import Script
 
 GROUP_MAX = 512  # messages in one script call: about 5 ms of the server
 CONFIRM_MAX = 4_000
 _FIXED = struct.Struct(">16s16sQB")
-_RESULT = struct.Struct(">B16sQQQI")
+_RESULT = struct.Struct(">B16sQQQIH")
 _NUMBERS = struct.Struct(">QQQ")  # seq, membership version, committed_at
+_REVISION = struct.Struct(">H")
 _STATUS = {int(status): status for status in CommitStatus}
 
 
@@ -47,9 +49,9 @@ class RedisConversationStore:
         self._calls = calls
         self._retention_ms = dedup_retention_s * 1_000
         self._partition_of = partition_of
-        self._commit = keys.fenced_script("qim_streams.commit", "commit.lua")
+        self._commit = keys.fenced_script("qim_streams.commit", "operations.lua", "commit.lua")
         self._confirm = keys.fenced_script("qim_streams.commit", "confirm.lua")
-        self._restore = keys.fenced_script("qim_streams.commit", "restore.lua")
+        self._restore = keys.fenced_script("qim_streams.commit", "operations.lua", "restore.lua")
         self._covered = keys.fenced_script("qim_streams.commit", "covered.lua")
         self._pending = keys.fenced_script("qim_streams.commit", "pending.lua")
         self._records = Script.load("qim_streams.commit", "records.lua")
@@ -134,41 +136,45 @@ class RedisConversationStore:
 
 def _encode(requests: Sequence[CommitRequest]) -> bytes:
     # Without the bin type: cmsgpack in Redis knows only raw strings.
-    packed: bytes = msgpack.packb(
-        [
-            (
-                f"{one.tenant_id}:{one.conversation_id}",
-                one.sender_id,
-                one.client_message_id,
-                _FIXED.pack(one.payload_digest, one.message_id, one.committed_at, one.refuse_new),
-                one.record_tail,
-            )
-            for one in requests
-        ],
-        use_bin_type=False,
-    )
+    packed: bytes = msgpack.packb([_packed(one) for one in requests], use_bin_type=False)
     return packed
 
 
+def _packed(one: CommitRequest) -> tuple[object, ...]:
+    (tenant, chat, sender, client_message_id, digest, message_id, at, tail, refuse_new, change) = one
+    fixed = _FIXED.pack(digest, message_id, at, refuse_new)
+    if change is None:
+        return f"{tenant}:{chat}", sender, client_message_id, fixed, tail
+    return f"{tenant}:{chat}", sender, client_message_id, fixed, tail, change
+
+
 def _restored(message: MessageRecord) -> tuple[object, ...]:
-    digest = payload_digest(message.kind, message.body)
-    numbers = _NUMBERS.pack(message.conversation_seq, message.membership_version, message.committed_at)
-    return (
+    kept = reservation_of(message)
+    operation = operation_of(message)
+    dedup = kept.digest + kept.message_id
+    if revision_of(message) == NO_REVISION:  # else its body is not the one that was sent
+        dedup += _NUMBERS.pack(kept.seq, kept.version, kept.committed_at)
+    if operation is not None:
+        dedup += _REVISION.pack(kept.revision)
+    row: tuple[object, ...] = (
         keys.conversation(message.tenant_id, message.conversation_id),
         message.sender_id,
         message.client_message_id,
         message.conversation_seq,
-        digest + message.message_id + numbers,
+        dedup,
         message.encode(),
     )
+    if operation is None:
+        return row
+    return *row, (operation.kind, operation.target_seq, operation.body, operation.revision)
 
 
-def _result(fields: tuple[int, bytes, int, int, int, int]) -> CommitResult:
-    code, message_id, seq, version, committed_at, active = fields
+def _result(fields: tuple[int, bytes, int, int, int, int, int]) -> CommitResult:
+    code, message_id, seq, version, committed_at, active, revision = fields
     status = _STATUS[code]
     if message_id == NO_ID and status is not CommitStatus.CLOCK_BEHIND:
         return CommitResult(status)
-    return CommitResult(status, message_id, seq, version, committed_at, active)
+    return CommitResult(status, message_id, seq, version, committed_at, active, revision)
 
 
 assert _FIXED.size == 41

@@ -7,8 +7,10 @@ restores every message, before it numbers a new one: a used number is never issu
 
 After an ordinary restart there is little behind that offset: what was acknowledged and not yet confirmed.
 
-Invariants: numbers only go up; a message that is there is left alone; the store's knowledge of the Outbox is
-complete up to the log's end when `run` returns.
+Edits and recalls are applied to their targets again, also to those that only the archive has.
+
+Invariants: numbers only go up; a message that is there is left alone, but for the edits and recalls of it;
+the store's knowledge of the Outbox is complete up to the log's end when `run` returns.
 
 What it does not do: restore changes of members (the change log has them).
 
@@ -17,9 +19,13 @@ Spec: §14.4.
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+from qim_streams.archive.tiers import Records
 from qim_streams.commit.ports import ConversationStore, OutboxReader
-from qim_streams.errors import RecordError
+from qim_streams.commit.rules import ConversationKey
+from qim_streams.errors import RecordError, StoreError, StoreUnavailable
+from qim_streams.operations.rules import OPERATIONS, operation_of, readable, target_seq_of
 from qim_streams.records import MessageRecord, decode_message, decode_outbox
 
 log = logging.getLogger(__name__)
@@ -27,14 +33,29 @@ log = logging.getLogger(__name__)
 RESTORE_MAX = 500  # messages in one call of the store
 
 
+@dataclass(slots=True)
+class Repaired:
+    """`missing`: how many messages the hot tier had lost. `versions`: the highest membership version that a
+    message behind the known offset was sent under, per (tenant, conversation)."""
+
+    missing: int = 0
+    versions: dict[ConversationKey, int] = field(default_factory=dict)
+
+    def note(self, messages: Sequence[MessageRecord]) -> None:
+        """Take these messages' versions into account."""
+        for message in messages:
+            key = (message.tenant_id, message.conversation_id)
+            self.versions[key] = max(message.membership_version, self.versions.get(key, 0))
+
+
 class OutboxRepair:
     """Repairs partitions at their grant."""
 
-    def __init__(self, store: ConversationStore, outbox: OutboxReader) -> None:
-        self._store, self._outbox = store, outbox
+    def __init__(self, store: ConversationStore, outbox: OutboxReader, archive: Records) -> None:
+        self._store, self._outbox, self._archive = store, outbox, archive
 
-    async def run(self, partition: int, epoch: int) -> int:
-        """Restore what is missing; returns how many messages were.
+    async def run(self, partition: int, epoch: int) -> Repaired:
+        """Restore what is missing; returns what was.
 
         FencedError, StoreUnavailable: call again. InvariantViolation: the Outbox no longer has what the store
         may lack.
@@ -42,28 +63,61 @@ class OutboxRepair:
         # An empty commit first: whatever was sent under this epoch and given up can no longer be applied.
         await self._store.commit(partition, epoch, ())
         known = await self._store.covered(partition, epoch)
-        missing = read = 0
+        done, read = Repaired(), 0
         async for batch in self._outbox.read(partition, known + 1):
             for start in range(0, len(batch), RESTORE_MAX):
                 part = batch[start : start + RESTORE_MAX]
-                missing += await self._store.restore(partition, epoch, _messages(part), part[-1][0])
+                messages = _messages(part)
+                done.missing += await self._store.restore(partition, epoch, messages, part[-1][0])
+                await self._restore_targets(partition, epoch, messages, part[-1][0])
+                done.note(messages)
             read += len(batch)
-        if missing:
+        if done.missing:
             log.error(
                 "ob:%d: the hot tier had lost %d of %d messages behind offset %d; restored from the Outbox",
                 partition,
-                missing,
+                done.missing,
                 read,
                 known,
             )
-        return missing
+        return done
+
+    async def _restore_targets(
+        self, partition: int, epoch: int, messages: Sequence[MessageRecord], covered: int
+    ) -> None:
+        """Bring back targets of edits and recalls that only the archive has, and change them again.
+
+        The archive may not have come to these operations yet, and the next one needs their outcome.
+        """
+        operations = [one for one in messages if one.kind in OPERATIONS]
+        targets = [
+            (one.tenant_id, one.conversation_id, seq)
+            for one in operations
+            if (seq := target_seq_of(one)) is not None
+        ]
+        if not targets:
+            return
+        hot = await self._store.records(targets)
+        cold = list(dict.fromkeys(at for at, row in zip(targets, hot, strict=True) if row is None))
+        if not cold:
+            return
+        try:
+            rows = await self._archive.records(cold)
+        except StoreError as error:
+            raise StoreUnavailable(f"targets of {len(cold)} edits or recalls: {error}") from error
+        found = [one for row in rows if row is not None and (one := readable(row)) is not None]
+        if len(found) < len(cold):
+            log.error("ob:%d: %d targets of edits or recalls are nowhere", partition, len(cold) - len(found))
+        await self._store.restore(partition, epoch, [*found, *operations], covered)
 
 
 def _messages(records: Sequence[tuple[int, bytes, bytes]]) -> list[MessageRecord]:
     messages = []
     for offset, _, value in records:
         try:
-            messages.append(decode_message(decode_outbox(value).message))
+            message = decode_message(decode_outbox(value).message)
+            operation_of(message)  # one that is malformed is not ours either
+            messages.append(message)
         except RecordError as error:
             # Not ours: nothing that a writer appended. The fan-out stage reports it.
             log.error("Outbox record %d cannot be read: %s", offset, error)

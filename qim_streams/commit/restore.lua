@@ -4,9 +4,12 @@
 --   All other keys are made from the hash tag of KEYS[1], hence lie in the same slot.
 -- ARGV[1] epoch  ARGV[2] last call known to be applied  ARGV[3] number of this call
 -- ARGV[4] dedup retention, ms  ARGV[5] highest offset of these records
--- ARGV[6] msgpack: list of {tenant:conversation, sender, client_message_id, seq, dedup row, record}
---   dedup row: digest 16, message_id 16, seq u64, membership version u64, committed_at u64
--- Answer: how many messages were missing. What is there stays as it is; numbers only go up.
+-- ARGV[6] msgpack: list of {tenant:conversation, sender, client_message_id, seq, dedup row, record, change}
+--   dedup row: digest 16, message_id 16, seq u64, membership version u64, committed_at u64, and of an edit
+--   or recall its revision u16; digest and message_id only: dedup is not restored
+--   change: of an edit or recall only: {kind, target seq, body, revision}
+-- Answer: how many messages were missing. What is there stays as it is, but targets of edits and recalls
+--   that have an earlier revision get this one; numbers only go up.
 
 local refused = fenced(KEYS[1], ARGV[1]) or numbered(KEYS[2], ARGV[1], ARGV[2], ARGV[3])
 if refused then return refused end
@@ -17,10 +20,21 @@ for _, message in ipairs(cmsgpack.unpack(ARGV[6])) do
   local c, seq, row = message[1], message[4], message[5]
   local key, seq_text = base .. 'c:' .. c, string.format('%.0f', seq)
   missing = missing + redis.call('HSETNX', base .. 'r:' .. c, seq_text, message[6])
-  redis.call('SET', base .. 'd:' .. c .. ':' .. message[2] .. ':' .. message[3], row, 'PX', ARGV[4], 'NX')
+  if #row > 32 then
+    redis.call('SET', base .. 'd:' .. c .. ':' .. message[2] .. ':' .. message[3], row, 'PX', ARGV[4], 'NX')
+  end
   if seq > tonumber(redis.call('HGET', key, 'seq') or '0') then
     -- Ids of a conversation grow with its seqs, so the highest seq has the last id.
     redis.call('HSET', key, 'seq', seq_text, 'last_id', string.sub(row, 17, 32))
+  end
+  local change = message[7]
+  if change then
+    local target_text = string.format('%.0f', change[2])
+    local record = redis.call('HGET', base .. 'r:' .. c, target_text)
+    local f = record and fields_of(record)
+    if f and f[11] == 0 and (f[14] or 0) < change[4] then
+      redis.call('HSET', base .. 'r:' .. c, target_text, revised(record, f, change[1], change[3], change[4]))
+    end
   end
 end
 covered(KEYS[3], ARGV[5])

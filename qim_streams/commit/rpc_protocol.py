@@ -141,8 +141,9 @@ def _bytes_of(value: object, size: int) -> bool:
 def read_send(args: object) -> SendRequest:
     """A SendRequest out of its arguments; ProtocolError unless every field has its type."""
     if not isinstance(args, list) or len(args) < 9:
-        raise ProtocolError("BAD_FRAME", "a send has nine arguments")
+        raise ProtocolError("BAD_FRAME", "a send has nine arguments or ten")
     tenant, chat, sender, ordinal, device, client_message_id, body, to_user, kind = args[:9]
+    target_seq = args[9] if len(args) > 9 else 0  # an older gateway sends none
     typed = (
         type(tenant) is str
         and type(chat) is str
@@ -155,10 +156,14 @@ def read_send(args: object) -> SendRequest:
         and type(kind) is int
         and 0 <= ordinal < 2**32
         and 0 <= kind < 2**16
+        and type(target_seq) is int
+        and 0 <= target_seq < 2**53
     )
     if not typed:
         raise ProtocolError("BAD_FRAME", "an argument of a send has a wrong type")
-    return SendRequest(tenant, chat, sender, ordinal, device, client_message_id, body, to_user, kind)
+    return SendRequest(
+        tenant, chat, sender, ordinal, device, client_message_id, body, to_user, kind, target_seq
+    )
 
 
 def read_outcome(fields: Sequence[Any]) -> SendOutcome:

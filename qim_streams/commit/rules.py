@@ -18,6 +18,7 @@ from blake3 import blake3
 from qim_streams.commit.ports import (
     NOTHING_CONFIRMED,
     SEQ_MAX,
+    Change,
     CommitRequest,
     CommitResult,
     CommitStatus,
@@ -25,7 +26,19 @@ from qim_streams.commit.ports import (
 )
 from qim_streams.errors import FencedError, InvariantViolation
 from qim_streams.membership.ports import Member
-from qim_streams.records import MessageRecord, message_head
+from qim_streams.operations.rules import (
+    NO_REVISION,
+    STATE_OF,
+    Operation,
+    decide_change,
+    is_speech,
+    operation_of,
+    readable,
+    revise,
+    revision_bytes,
+    revision_of,
+)
+from qim_streams.records import KIND_MESSAGE, MessageRecord, message_head
 
 NO_ID = bytes(16)
 DIGEST_BYTES = 16
@@ -36,9 +49,11 @@ ConversationKey = tuple[str, str]  # tenant, conversation
 DedupKey = tuple[str, str, str, str]  # tenant, conversation, sender, client_message_id
 
 
-def payload_digest(kind: int, body: bytes) -> bytes:
+def payload_digest(kind: int, body: bytes, target_seq: int = 0) -> bytes:
     """16 bytes over what must be equal when a client_message_id is used again."""
-    prefix = _DIGEST_OF_KIND_0 if kind == 0 else _DIGEST_DOMAIN + kind.to_bytes(2, "big")
+    if kind == KIND_MESSAGE:
+        return blake3(_DIGEST_OF_KIND_0 + body).digest(DIGEST_BYTES)
+    prefix = _DIGEST_DOMAIN + kind.to_bytes(2, "big") + target_seq.to_bytes(8, "big")
     return blake3(prefix + body).digest(DIGEST_BYTES)
 
 
@@ -64,6 +79,7 @@ class Reservation:
     seq: int
     version: int
     committed_at: int
+    revision: int = NO_REVISION
 
 
 @dataclass(slots=True)
@@ -117,7 +133,8 @@ def decide_new(
         return CommitStatus.NOT_MEMBER
     if head.dismissed:
         return CommitStatus.DISMISSED
-    if head.send_policy == "admins" and sender.role == "member":
+    speaks = request.change is None or is_speech(request.change.kind)
+    if head.send_policy == "admins" and sender.role == "member" and speaks:
         return CommitStatus.NOT_ALLOWED
     if request.refuse_new:
         return CommitStatus.RATE_LIMITED
@@ -144,21 +161,39 @@ def restore(state: PartitionState, messages: Iterable[MessageRecord], covered: i
         if message.conversation_seq not in records:
             records[message.conversation_seq] = message.encode()
             missing += 1
-        reservation = Reservation(
-            payload_digest(message.kind, message.body),
-            message.message_id,
-            message.conversation_seq,
-            message.membership_version,
-            message.committed_at,
-        )
-        state.reservations.setdefault(
-            (*conversation, message.sender_id, message.client_message_id), reservation
-        )
+        if revision_of(message) == NO_REVISION:  # else its body is not the one that was sent
+            dedup = (*conversation, message.sender_id, message.client_message_id)
+            state.reservations.setdefault(dedup, reservation_of(message))
         head = state.heads.setdefault(conversation, Head())
         if message.conversation_seq > head.seq:
             head.seq, head.last_id = message.conversation_seq, message.message_id
+        operation = operation_of(message)
+        if operation is not None:
+            _apply(records, operation)
     state.covered = max(state.covered, covered)
     return missing
+
+
+def reservation_of(message: MessageRecord) -> Reservation:
+    """What dedup keeps of a message of the Outbox."""
+    operation = operation_of(message)
+    target_seq, revision = (operation.target_seq, operation.revision) if operation else (0, NO_REVISION)
+    return Reservation(
+        payload_digest(message.kind, message.body, target_seq),
+        message.message_id,
+        message.conversation_seq,
+        message.membership_version,
+        message.committed_at,
+        revision,
+    )
+
+
+def _apply(records: dict[int, bytes], operation: Operation) -> None:
+    record = records.get(operation.target_seq)
+    target = None if record is None else readable(record)
+    changed = None if target is None else revise(target, operation)
+    if changed is not None:
+        records[operation.target_seq] = changed.encode()
 
 
 def commit_group(
@@ -176,27 +211,63 @@ def _commit_one(state: PartitionState, request: CommitRequest, behind: set[Conve
     kept = state.reservations.get(dedup)
     if kept is not None:
         status = decide_repeat(kept, request.payload_digest, kept.message_id in state.pending)
-        return CommitResult(status, kept.message_id, kept.seq, kept.version, kept.committed_at)
+        return CommitResult(
+            status, kept.message_id, kept.seq, kept.version, kept.committed_at, revision=kept.revision
+        )
     head = state.heads.get(conversation)
     sender = state.members.get(conversation, {}).get(request.sender_id)
     status = decide_new(request, head, sender, conversation in behind)
     if status is CommitStatus.CLOCK_BEHIND:
         behind.add(conversation)
         return CommitResult(status, head.last_id if head else NO_ID)
-    if status is not CommitStatus.NEW or head is None:
+    if status is not CommitStatus.NEW or head is None or sender is None:
         return CommitResult(status)
+    records, revision = state.records.setdefault(conversation, {}), NO_REVISION
+    if request.change is not None:
+        status, revision, after = _changed(state, records, head, request, request.change, sender.role)
+        if status is not CommitStatus.NEW:
+            return CommitResult(status)
+        records[request.change.target_seq] = after
     head.seq += 1
     head.last_id = request.message_id
-    state.records.setdefault(conversation, {})[head.seq] = (
-        message_head(head.seq, head.version) + request.record_tail
+    made = CommitResult(
+        status, request.message_id, head.seq, head.version, request.committed_at, head.active, revision
     )
+    records[head.seq] = record_of(made, request.record_tail)
     state.pending[request.message_id] = (*conversation, head.seq)
     state.reservations[dedup] = Reservation(
-        request.payload_digest, request.message_id, head.seq, head.version, request.committed_at
+        request.payload_digest, request.message_id, head.seq, head.version, request.committed_at, revision
     )
-    return CommitResult(status, request.message_id, head.seq, head.version, request.committed_at, head.active)
+    return made
+
+
+def _changed(
+    state: PartitionState,
+    records: dict[int, bytes],
+    head: Head,
+    request: CommitRequest,
+    change: Change,
+    role: str,
+) -> tuple[CommitStatus, int, bytes]:
+    """Whether an operation may be, and then the target's new revision and record."""
+    if not 1 <= change.target_seq <= head.seq:
+        return CommitStatus.NO_TARGET, NO_REVISION, b""
+    record = records.get(change.target_seq) or change.archived
+    if not record:
+        return CommitStatus.TARGET_COLD, NO_REVISION, b""
+    target = readable(record)
+    if target is None:
+        return CommitStatus.NO_TARGET, NO_REVISION, b""
+    if target.message_id in state.pending:
+        return CommitStatus.TARGET_UNSETTLED, NO_REVISION, b""
+    status, revision = decide_change(change, target, request.sender_id, role, request.committed_at)
+    if status is not CommitStatus.NEW:
+        return status, NO_REVISION, b""
+    after = target._replace(state=STATE_OF[change.kind], body=change.body, extra=(revision,))
+    return status, revision, after.encode()
 
 
 def record_of(result: CommitResult, tail: bytes) -> bytes:
     """The MessageRecord bytes that the store wrote for a NEW message."""
-    return message_head(result.conversation_seq, result.membership_version) + tail
+    record = message_head(result.conversation_seq, result.membership_version) + tail
+    return record + revision_bytes(result.revision) if result.revision else record

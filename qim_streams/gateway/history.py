@@ -19,7 +19,7 @@ async def history_page(
 
     Raises as `HistoryService.page`.
     """
-    reader = HistoryReader(who.tenant_id, who.user_id, frame.conversation_id)
+    reader = HistoryReader(who.tenant_id, who.user_id, frame.conversation_id, who.ordinal)
     query = PageQuery(frame.direction == NEWER, frame.anchor, frame.limit, frame.limit_bytes)
     page = await histories.page(reader, query)
     breaks = [HistoryBreak(*one) for one in page.breaks]

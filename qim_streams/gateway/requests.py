@@ -10,9 +10,12 @@ from qim_streams.errors import ProtocolError
 from qim_streams.ids import direct_conversation_id
 from qim_streams.membership.commands import GroupCommand, GroupOp
 from qim_streams.membership.commands import GroupState as GroupAnswer
+from qim_streams.records import KIND_EDIT, KIND_MESSAGE, KIND_RECALL
 from qim_streams.sync.ports import MailboxAddress
 from qim_streams.wire import answers
+from qim_streams.wire.codes import TABLE
 from qim_streams.wire.frames import Error, SendAck, SendMessage
+from qim_streams.wire.frames_changes import EditMessage, RecallMessage
 from qim_streams.wire.frames_group import (
     GroupAdd,
     GroupCreate,
@@ -29,20 +32,30 @@ from qim_streams.wire.frames_group import (
 )
 
 _PLAIN = {GroupJoin: GroupOp.JOIN, GroupLeave: GroupOp.LEAVE, GroupDismiss: GroupOp.DISMISS}
+_TARGET = "conversation_seq"
+_OF_THE_TARGET = frozenset(row.name for row in TABLE if 412 <= row.code <= 417)  # refused because of it
+SendFrame = SendMessage | EditMessage | RecallMessage
 _SETTABLE = ("name", "send_policy", "join_policy", "history_policy")
 
 
-def send_request(frame: SendMessage, sender: MailboxAddress, body_bytes_max: int) -> SendRequest:
-    """The request of a SEND_MESSAGE; ProtocolError BODY_TOO_LARGE or FIELD_INVALID."""
-    if len(frame.body) > body_bytes_max:
-        raise ProtocolError(
-            "BODY_TOO_LARGE", f"{len(frame.body)} bytes, the limit is {body_bytes_max}", field="body"
-        )
-    conversation_id = frame.conversation_id
-    if (conversation_id is None) == (frame.to_user_id is None):
-        raise ProtocolError("FIELD_INVALID", "give conversation_id or to_user_id", field="conversation_id")
-    if frame.to_user_id is not None:
-        conversation_id = direct_conversation_id(sender.tenant_id, sender.user_id, frame.to_user_id)
+def send_request(frame: SendFrame, sender: MailboxAddress, body_bytes_max: int) -> SendRequest:
+    """The request of a send, an edit or a recall; ProtocolError BODY_TOO_LARGE or FIELD_INVALID."""
+    body, to_user_id, conversation_id = b"", None, frame.conversation_id
+    kind, target_seq = KIND_MESSAGE, 0
+    if isinstance(frame, SendMessage):
+        body, to_user_id = frame.body, frame.to_user_id
+        if (conversation_id is None) == (to_user_id is None):
+            detail = "give conversation_id or to_user_id"
+            raise ProtocolError("FIELD_INVALID", detail, field="conversation_id")
+        if to_user_id is not None:
+            conversation_id = direct_conversation_id(sender.tenant_id, sender.user_id, to_user_id)
+    elif isinstance(frame, EditMessage):
+        body, kind, target_seq = frame.body, KIND_EDIT, frame.conversation_seq
+    else:
+        kind, target_seq = KIND_RECALL, frame.conversation_seq
+    if len(body) > body_bytes_max:
+        detail = f"{len(body)} bytes, the limit is {body_bytes_max}"
+        raise ProtocolError("BODY_TOO_LARGE", detail, field="body")
     assert conversation_id is not None
     return SendRequest(
         sender.tenant_id,
@@ -51,15 +64,17 @@ def send_request(frame: SendMessage, sender: MailboxAddress, body_bytes_max: int
         sender.ordinal,
         sender.device_id,
         frame.client_message_id,
-        frame.body,
-        frame.to_user_id,
+        body,
+        to_user_id,
+        kind,
+        target_seq,
     )
 
 
 def send_answer(
     rid: int, client_message_id: str, conversation_id: str, outcome: SendOutcome
 ) -> SendAck | Error:
-    """The answer to a SEND_MESSAGE."""
+    """The answer to a send, an edit or a recall."""
     if outcome.status is SendStatus.COMMITTED:
         return SendAck(
             rid,
@@ -76,7 +91,10 @@ def send_answer(
     else:
         name, detail = "OUTCOME_UNKNOWN", "repeat with the same client_message_id"
     delay = outcome.retry_after_ms or None  # 0 says nothing: take the table's delay
-    return answers.error(name, detail, rid, retry_after_ms=delay, client_message_id=client_message_id)
+    field = _TARGET if name in _OF_THE_TARGET else None
+    return answers.error(
+        name, detail, rid, field=field, retry_after_ms=delay, client_message_id=client_message_id
+    )
 
 
 def group_command(frame: GroupFrame, actor: MailboxAddress, new_id: str) -> GroupCommand:

@@ -12,6 +12,7 @@ from qim_streams.gateway.metrics import GatewayCounters
 from qim_streams.gateway.ports import DeviceSessions, WriterLinks
 from qim_streams.gateway.presence import PresenceLog
 from qim_streams.gateway.registry import Registry
+from qim_streams.gateway.session_lists import SessionListFrames
 from qim_streams.gateway.tokens import TokenVerifier
 from qim_streams.history.service import HistoryService
 from qim_streams.membership.ports import OrdinalDirectory
@@ -35,6 +36,7 @@ class Services:
     sync: SyncService
     pulls: PullService
     histories: HistoryService
+    sessions: SessionListFrames
     devices: DeviceSessions
     writers: WriterLinks
     presence: PresenceLog
@@ -53,3 +55,7 @@ class Services:
         if surplus <= 0:
             return 0
         return int(self.random() * min(surplus * SYNC_DELAY_STEP_MS, SYNC_DELAY_MAX_MS))
+
+    def next_refresh(self, now_s: float) -> float:
+        """When presence written at `now_s` is due again: after half to all of the interval, at random."""
+        return now_s + self.settings.presence_refresh_s * (0.5 + self.random() / 2)

@@ -21,9 +21,8 @@ from functools import partial
 from typing import Any, Final
 
 from qim_streams import failpoints, limits
-from qim_streams.commit.outcome import SendOutcome
 from qim_streams.errors import ProtocolError, QimError, SyncVerdict
-from qim_streams.gateway import requests
+from qim_streams.gateway.asking import WriterRequests
 from qim_streams.gateway.feed import LiveFeed
 from qim_streams.gateway.history import history_page
 from qim_streams.gateway.live import LiveStream
@@ -33,9 +32,12 @@ from qim_streams.gateway.ports import DeviceKey
 from qim_streams.gateway.presence import Notice, Said
 from qim_streams.gateway.services import Services
 from qim_streams.placement import lane_of_ordinal, mailbox_shard
+from qim_streams.sessions.ports import user_of
+from qim_streams.sessions.rules import Totals
 from qim_streams.sync.ports import MailboxAddress
 from qim_streams.sync.pull import PullResult
 from qim_streams.sync.service import Opening
+from qim_streams.wire import MSGPACK
 from qim_streams.wire.answers import error, error_for
 from qim_streams.wire.codec import Codec
 from qim_streams.wire.codes import code_of
@@ -55,7 +57,7 @@ from qim_streams.wire.frames import (
     ServerFrame,
     SyncComplete,
 )
-from qim_streams.wire.frames_group import GroupFrame
+from qim_streams.wire.frames_changes import EditMessage, RecallMessage
 
 log = logging.getLogger(__name__)
 
@@ -72,8 +74,7 @@ class ClientSession:
         self._loop = asyncio.get_running_loop()
         self.connection = ServerConnection(services.settings.inflight_sends_max)
         self.heard_at = self.opened_at = self._loop.time()
-        self.announced_at = 0.0
-        self.checked_at = self.opened_at  # when the device's newest session was looked up
+        self.announced_at = self.refresh_at = 0.0  # presence: when it was written, when it is due again
         self.ready_tries = 0
         self.connection_id = 0
         self.session_epoch = 0
@@ -84,12 +85,15 @@ class ClientSession:
         self._opening: Opening | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._counted_syncing = False
+        self._requests = WriterRequests(services, self)
         self._handlers: dict[type, Callable[[Any], None]] = {
             Auth: self._on_auth,
             PullMailbox: self._on_pull,
             PullHistory: self._on_history,
             SyncComplete: self._on_sync_complete,
-            SendMessage: self._on_send,
+            SendMessage: self._requests.on_send,
+            EditMessage: self._requests.on_send,
+            RecallMessage: self._requests.on_send,
             Ping: self._on_ping,
             Pong: lambda frame: None,
         }
@@ -118,22 +122,22 @@ class ClientSession:
         try:
             frame = self._codec.decode_client(data, self._all.settings.frame_bytes_max)
         except ProtocolError as failure:
-            self._refuse(error_for(failure))
+            self.refuse(error_for(failure))
             return
         refusal = self.connection.receive(frame)
         if refusal is not None:
-            self._refuse(refusal)
+            self.refuse(refusal)
             return
         self._handle(frame)
 
     def fail(self, name: str, detail: str) -> None:
         """Send an ERROR of the table without a request; closes if its row says so."""
-        self._refuse(error(name, detail))
+        self.refuse(error(name, detail))
 
     def say_goodbye(self, retry_after_ms: int) -> None:
         """GOODBYE: the gateway is about to close this connection on purpose."""
         if self.is_open:
-            self._send(Goodbye("shutting_down", retry_after_ms))
+            self.send(Goodbye("shutting_down", retry_after_ms))
 
     def announce(self, *, anew: bool = False) -> None:
         """Say that this device can be pushed to; without a leased ConnectionShard, later."""
@@ -171,13 +175,15 @@ class ClientSession:
             task.cancel()
         if self.feed is not None:
             self.feed.close()
-        if self._address is not None and self._all.registry.remove(self):
-            self._all.presence.say(self.device, Notice(Said.GONE, self.session_epoch))
+        if self._address is not None:
+            self._all.sessions.bus.unlisten(user_of(self._address), self.signalled)
+            if self._all.registry.remove(self):
+                self._all.presence.say(self.device, Notice(Said.GONE, self.session_epoch))
 
     # -- sign-on
 
     def _on_auth(self, frame: Auth) -> None:
-        self._spawn(partial(self._authenticate, frame), frame.rid, self._auth_refused)
+        self.spawn(partial(self._authenticate, frame), frame.rid, self._auth_refused)
 
     def _auth_refused(self) -> None:
         self._all.counters.auths_refused += 1
@@ -193,12 +199,15 @@ class ClientSession:
         address = MailboxAddress(
             tenant_id, user_id, frame.device_id, ordinal, shard, lane_of_ordinal(ordinal)
         )
-        opening = await self._all.sync.open(address, frame.mailbox_cursor)
+        opening, totals = await asyncio.gather(
+            self._all.sync.open(address, frame.mailbox_cursor), self._all.sessions.totals(address)
+        )
         epoch = await self._all.devices.open(DeviceKey(*address[:3]), self._all.now_ms())
         if not self.is_open:
             return
         self._address, self._opening, self.session_epoch = address, opening, epoch
         self._shard_epoch, self.place = opening.here.shard_epoch, (tenant_id, shard)
+        self.refresh_at = self._all.next_refresh(self._loop.time())
         replaced = self._all.registry.add(self)
         if replaced is not None:
             self._all.counters.sessions_replaced += 1
@@ -215,11 +224,12 @@ class ClientSession:
         self.connection.auth_accepted()
         self._set_syncing(True)
         self._all.counters.auths += 1
-        self._send(self._auth_ok(frame, opening))
+        self.send(self._auth_ok(frame, opening, totals))
         failpoints.hit("gateway.auth_ok_sent")
         self.announce()
+        self._all.sessions.bus.listen(user_of(address), self.signalled)
 
-    def _auth_ok(self, frame: Auth, opening: Opening) -> AuthOk:
+    def _auth_ok(self, frame: Auth, opening: Opening, totals: Totals) -> AuthOk:
         settings, address, here = self._all.settings, self.address, opening.here
         return AuthOk(
             rid=frame.rid,
@@ -237,10 +247,10 @@ class ClientSession:
             has_offline=opening.pending_entries > 0,
             pending_entry_count_hint=opening.pending_entries,
             pending_bytes_hint=opening.pending_bytes,
-            total_unread=0,
-            total_mention=0,
-            muted_unread=0,
-            projection_complete=False,
+            total_unread=totals.unread,
+            total_mention=totals.mentions,
+            muted_unread=totals.muted_unread,
+            projection_complete=totals.complete,
             sync_delay_hint_ms=self._all.sync_delay_ms() if opening.pending_entries else 0,
             next_ping_interval_ms=settings.ping_interval_ms,
             preferred_endpoint=settings.gateway_public_url or None,
@@ -254,7 +264,7 @@ class ClientSession:
     # -- sync
 
     def _on_pull(self, frame: PullMailbox) -> None:
-        self._spawn(partial(self._pull, frame), frame.rid, self.connection.pull_answered)
+        self.spawn(partial(self._pull, frame), frame.rid, self.connection.pull_answered)
 
     async def _pull(self, frame: PullMailbox) -> None:
         assert self._opening is not None
@@ -297,88 +307,59 @@ class ClientSession:
             session.check_complete(frame.sync_to_seq)
         except SyncVerdict as verdict:
             self.connection.completion_refused()
-            self._refuse(error_for(verdict, frame.rid))
+            self.refuse(error_for(verdict, frame.rid))
             return
         failpoints.hit("gateway.sync_complete_checked")
         position = session.complete()
         self.connection.completion_accepted()
         self._set_syncing(False)
-        self._send(OnlineReady(frame.rid, self._cursor(position)))
+        self.send(OnlineReady(frame.rid, self._cursor(position)))
         self.feed.online()
 
     def _cursor(self, position: int) -> str:
         return self._all.sync.cursor(self.address, self._shard_epoch, position)
 
     def _on_history(self, frame: PullHistory) -> None:
-        self._spawn(partial(self._history, frame), frame.rid, self.connection.history_answered)
+        self.spawn(partial(self._history, frame), frame.rid, self.connection.history_answered)
 
     async def _history(self, frame: PullHistory) -> None:
         data = await history_page(self._all.histories, self._codec, self.address, frame)
         self.connection.history_answered()
         self.outbound.put(data)
 
-    # -- requests to writers
-
-    def _on_send(self, frame: SendMessage) -> None:
-        try:
-            if self._all.draining:
-                raise ProtocolError("SHUTTING_DOWN", "this gateway is about to stop")
-            request = requests.send_request(frame, self.address, self._all.settings.message_body_bytes_max)
-        except ProtocolError as failure:
-            self.connection.request_answered()
-            self._refuse(error_for(failure, frame.rid, client_message_id=frame.client_message_id))
-            return
-        self._all.counters.sends += 1
-        answered = partial(self._sent, frame.rid, frame.client_message_id, request.conversation_id)
-        self._all.writers.submit(request, self._all.settings.send_deadline_ms / 1_000, answered)
-
-    def _sent(self, rid: int, client_message_id: str, conversation_id: str, outcome: SendOutcome) -> None:
-        self.connection.request_answered()
-        if not self.is_open:
-            return
-        answer = requests.send_answer(rid, client_message_id, conversation_id, outcome)
-        if isinstance(answer, Error):
-            self._all.counters.sends_refused += 1
-        else:
-            self._all.counters.sends_acked += 1
-        self._send(answer)
-
-    def _on_group(self, frame: GroupFrame) -> None:
-        self._spawn(partial(self._group, frame), frame.rid, self.connection.request_answered)
-
-    async def _group(self, frame: GroupFrame) -> None:
-        if self._all.draining:
-            raise ProtocolError("SHUTTING_DOWN", "this gateway is about to stop")
-        command = requests.group_command(frame, self.address, self._all.new_group_id())
-        state = await self._all.writers.group(command, self._all.settings.send_deadline_ms / 1_000)
-        self.connection.request_answered()
-        self._send(requests.group_answer(frame.rid, state))
-
     # -- the rest
 
     def _handle(self, frame: ClientFrame) -> None:
         handler = self._handlers.get(type(frame))
-        if handler is None:
-            self._on_group(frame)  # type: ignore[arg-type]  # what is left are the group frames
-        else:
+        if handler is not None:
             handler(frame)
+        elif not self._all.sessions.handle(self, frame):
+            self._requests.on_group(frame)  # type: ignore[arg-type]  # what is left are the group frames
+
+    def signalled(self, but_device: str, data: bytes) -> None:
+        """Pass on what the user's devices are told, unless it is not for this one or the reader is slow."""
+        if self.is_open and but_device != self.address.device_id and not self.outbound.is_full:
+            codec = self._codec
+            self.outbound.put(data if codec.binary else codec.encode(MSGPACK.decode_server(data)))
 
     def _on_ping(self, frame: Ping) -> None:
-        self._send(Pong(frame.rid, self._all.settings.ping_interval_ms))
+        self.send(Pong(frame.rid, self._all.settings.ping_interval_ms))
 
-    def _send(self, frame: ServerFrame) -> None:
+    def send(self, frame: ServerFrame) -> None:
+        """Queue a frame, unless the session has ended."""
         if self.is_open:
             self.outbound.put(self._codec.encode(frame))
 
-    def _refuse(self, answer: Error) -> None:
+    def refuse(self, answer: Error) -> None:
+        """Queue an ERROR, and close if its row says so."""
         if not self.is_open:
             return
-        self._send(answer)
+        self.send(answer)
         row = code_of(answer.name)
         if row.closes:
             self.end(row.ws_close_code)
 
-    def _spawn(self, work: Callable[[], Awaitable[None]], rid: int, answered: Callable[[], None]) -> None:
+    def spawn(self, work: Callable[[], Awaitable[None]], rid: int, answered: Callable[[], None]) -> None:
         """Run `work`, which answers; if it raises, `answered` is called and the answer is an ERROR."""
         task = self._loop.create_task(self._guarded(work, rid, answered))
         self._tasks.add(task)
@@ -397,4 +378,4 @@ class ClientSession:
         else:
             return
         answered()
-        self._refuse(answer)
+        self.refuse(answer)

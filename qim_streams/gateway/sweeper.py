@@ -4,9 +4,10 @@ One pass over all sockets, at most once per second, instead of timers for each.
 
 * not authenticated within `auth_deadline_s`: AUTH_TIMEOUT; nothing heard for `idle_timeout_ms`:
   IDLE_TIMEOUT; nothing could be written for that long: the connection is aborted;
-* presence is written again every `presence_refresh_s`, and anew when no PresenceReady came in time;
-  at the same time the device's newest session_epoch is read: a session that was replaced on another
-  gateway ends with SESSION_REPLACED.
+* presence is written again after half to all of `presence_refresh_s`, at random for each session: devices
+  that came together are not refreshed together. It is written anew when no PresenceReady came in time. At
+  the same time the device's newest session_epoch is read: a session that was replaced on another gateway
+  ends with SESSION_REPLACED.
 
 Spec: §6, §7.
 """
@@ -60,13 +61,9 @@ class Sweeper:
         self._all.counters.sessions = len(sessions)
         if self._all.registry.has_shard:
             self._announce_again(sessions, now)
-        due = [session for session in sessions if now - session.checked_at >= self._refresh_s]
+        due = [session for session in sessions if now >= session.refresh_at]
         for start in range(0, len(due), REFRESHED_MAX):
             await self._refresh(due[start : start + REFRESHED_MAX], now)
-
-    @property
-    def _refresh_s(self) -> float:
-        return self._all.settings.presence_refresh_s
 
     def _check(self, socket: Socket, now: float) -> None:
         session, settings = socket.session, self._all.settings
@@ -95,7 +92,7 @@ class Sweeper:
 
     async def _refresh(self, sessions: Sequence[ClientSession], now: float) -> None:
         for session in sessions:
-            session.checked_at = now
+            session.refresh_at = self._all.next_refresh(now)
         try:
             newest = await self._all.devices.touch([one.device for one in sessions], self._all.now_ms())
         except StoreError as error:
@@ -105,5 +102,5 @@ class Sweeper:
             if epoch > session.session_epoch:
                 self._all.counters.sessions_replaced += 1
                 session.fail("SESSION_REPLACED", "this device has connected again")
-            elif session.is_open and now - session.announced_at >= self._refresh_s:
+            elif session.is_open:
                 session.announce()

@@ -23,7 +23,8 @@ from qim_streams.history import metrics
 from qim_streams.history.ports import ArchiveRanges, HistoryStore
 from qim_streams.history.rules import Span
 from qim_streams.history.shared_loads import SharedLoads
-from qim_streams.records import decode_message
+from qim_streams.operations.shown import see_targets
+from qim_streams.records import KIND_EDIT, MessageRecord, decode_message
 from qim_streams.wire.events import common_body
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class _Block:
         self.allocated_seq = allocated_seq
         self._key, self._rows = key, rows
         self._bodies: dict[int, bytes | None] = {}
+        self.edits: dict[int, MessageRecord] = {}  # among the bodies that were asked for
 
     def __contains__(self, seq: int) -> bool:
         return seq in self._rows
@@ -69,6 +71,8 @@ class _Block:
             place = (message.tenant_id, message.conversation_id, message.conversation_seq)
             if place != (key.tenant_id, key.conversation_id, seq):
                 raise RecordError(f"it says that it is message {message.conversation_seq}")
+            if message.kind == KIND_EDIT:
+                self.edits[seq] = message
             return common_body(message)
         except RecordError as error:
             log.error("message %d of %s cannot be read: %s", seq, key.conversation_id, error)
@@ -77,10 +81,23 @@ class _Block:
 
 
 class Found(NamedTuple):
-    """Common bodies by number, and the numbers whose records cannot be understood in any tier."""
+    """Common bodies by number, the numbers whose records cannot be understood in any tier, and edits."""
 
     bodies: dict[int, bytes]
     unreadable: set[int]
+    edits: dict[int, MessageRecord]
+
+
+class _HotTargets:
+    """`Records` of one conversation in the hot tier."""
+
+    def __init__(self, store: HistoryStore, tenant_id: str, conversation_id: str) -> None:
+        self._store, self._tenant_id, self._conversation_id = store, tenant_id, conversation_id
+
+    async def records(self, wanted: Sequence[tuple[str, str, int]]) -> list[bytes | None]:
+        """The records of single numbers, as many as a span has at most."""
+        spans = [(seq, seq) for _, _, seq in wanted]
+        return (await self._store.rows(self._tenant_id, self._conversation_id, spans)).rows
 
 
 class BlockReader:
@@ -101,7 +118,7 @@ class BlockReader:
         """
         first, last = ((seq - 1) // BLOCK for seq in span)
         keys = [_Key(tenant_id, conversation_id, number) for number in range(first, last + 1)]
-        found = Found({}, set())
+        found = Found({}, set(), {})
         cold: list[_Key] = []
         shared = self._hot.shared
         for key, block in zip(keys, await self._hot.get(keys), strict=True):
@@ -112,7 +129,19 @@ class BlockReader:
         metrics.BLOCKS_SHARED.inc(self._hot.shared - shared)
         for key, block in zip(cold, await self._cold.get(cold), strict=True):
             _add(found, block, _common(span, key.span))
+        if found.edits:
+            await self._see_targets(tenant_id, conversation_id, found)
         return found
+
+    async def _see_targets(self, tenant_id: str, conversation_id: str, found: Found) -> None:
+        """Show edits as their targets are by now."""
+        seqs, edits = list(found.edits), list[MessageRecord | None](found.edits.values())
+        hot = _HotTargets(self._store, tenant_id, conversation_id)
+        async with self._hot_slots, self._cold_slots:
+            await see_targets(edits, (hot, self._archive))
+        for seq, edit in zip(seqs, edits, strict=True):
+            if edit is not None:
+                found.bodies[seq] = common_body(edit)
 
     # -- loads; all keys of a call are of one conversation
 
@@ -147,6 +176,8 @@ def _add(found: Found, block: _Block, span: Span) -> bool:
         if body is not None:
             found.bodies[seq] = body
             found.unreadable.discard(seq)
+            if seq in block.edits:
+                found.edits[seq] = block.edits[seq]
             continue
         missing = True
         if seq in block:

@@ -49,6 +49,15 @@ class HistoryStore(Protocol):
         """
 
 
+class Deletions(Protocol):
+    """What users have deleted for themselves."""
+
+    async def of_user(
+        self, tenant_id: str, user_id: str, ordinal: int, conversation_id: str
+    ) -> tuple[int, frozenset[int]]:
+        """(everything up to here, single numbers above it). StoreError: ask again later."""
+
+
 class ArchiveRanges(Protocol):
     """What history needs of an `ArchiveReader`.
 
@@ -60,3 +69,6 @@ class ArchiveRanges(Protocol):
         self, tenant_id: str, conversation_id: str, after_seq: int, up_to_seq: int, limit: int
     ) -> list[ArchivedMessage]:
         """after_seq < seq <= up_to_seq, ascending, at most `limit`. StoreError: read again later."""
+
+    async def records(self, wanted: Sequence[tuple[str, str, int]]) -> list[bytes | None]:
+        """MessageRecord bytes by (tenant, conversation, seq), None where the archive has none."""

@@ -9,6 +9,7 @@ message of the page or lies in one of its breaks, which say why there is none:
 
 * ``before_join``: said before the user first was a member, and the group does not show that to newcomers;
 * ``not_member``: said between a leave and the next join;
+* ``deleted``: the user has deleted it for himself, one by one or with all that is below;
 * ``unused``: the number was given out and no message has it, in either tier;
 * ``unreadable``: there is a record, and its bytes cannot be understood.
 
@@ -29,7 +30,8 @@ from typing import NamedTuple
 from qim_streams.membership.ports import Intervals
 
 BEFORE_JOIN, NOT_MEMBER, UNUSED, UNREADABLE = "before_join", "not_member", "unused", "unreadable"
-REASONS = (BEFORE_JOIN, NOT_MEMBER, UNUSED, UNREADABLE)
+DELETED = "deleted"
+REASONS = (BEFORE_JOIN, NOT_MEMBER, DELETED, UNUSED, UNREADABLE)
 
 
 class Break(NamedTuple):
@@ -83,6 +85,8 @@ class Scope:
     ranges: Intervals
     committed_seq: int
     allocated_seq: int
+    cleared_to_seq: int = 0  # what the user has deleted for himself: everything up to here,
+    deleted: frozenset[int] = frozenset()  # and these, one by one
 
     @property
     def oldest_seq(self) -> int:
@@ -104,6 +108,18 @@ class Scope:
         return seq if end is None else min(seq, end)
 
     def _segments(self, low: int, high: int) -> Iterator[_Segment]:
+        """As `_shown`; what the user has cleared is not readable."""
+        for segment in self._shown(low, high):
+            start, end, reason = segment
+            cleared = min(end, self.cleared_to_seq)
+            if reason or start > cleared:
+                yield segment
+                continue
+            yield _Segment(start, cleared, DELETED)
+            if cleared < end:
+                yield _Segment(cleared + 1, end, "")
+
+    def _shown(self, low: int, high: int) -> Iterator[_Segment]:
         """`low` to `high`, ascending, cut where it becomes readable or ceases to be; high <= latest_seq."""
         reason = BEFORE_JOIN
         for start, end in self.ranges:
@@ -171,7 +187,9 @@ class PageWalk:
         ascending = range(span.low, span.high + 1)
         for seq in ascending if self._query.newer else reversed(ascending):
             body = bodies.get(seq)
-            if body is None:
+            if seq in self._scope.deleted:
+                self._mark(seq, seq, DELETED)
+            elif body is None:
                 self._mark(seq, seq, UNREADABLE if seq in unreadable else UNUSED)
             elif self._messages and self._used + len(body) > self._query.limit_bytes:
                 self._full = True

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 from qim_streams.errors import AdmissionRefused, StoreError, SyncVerdict
 from qim_streams.history import metrics
 from qim_streams.history.blocks import BlockReader
-from qim_streams.history.ports import ArchiveRanges, ConversationView, HistoryStore
+from qim_streams.history.ports import ArchiveRanges, ConversationView, Deletions, HistoryStore
 from qim_streams.history.rules import HistoryPage, PageQuery, PageWalk, Scope
 from qim_streams.membership.rules import visible_ranges
 
@@ -41,6 +41,7 @@ class HistoryReader(NamedTuple):
     tenant_id: str
     user_id: str
     conversation_id: str
+    ordinal: int | None = None  # None: what the reader has deleted for himself is shown all the same
 
 
 class HistoryService:
@@ -50,11 +51,12 @@ class HistoryService:
         self,
         store: HistoryStore,
         archive: ArchiveRanges,
+        deletions: Deletions | None = None,
         *,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store, self._blocks = store, BlockReader(store, archive)
+        self._store, self._blocks, self._deletions = store, BlockReader(store, archive), deletions
         self._sleep, self._monotonic = sleep, monotonic
         self._slots = asyncio.Semaphore(PAGES_AT_ONCE_MAX)
 
@@ -97,12 +99,20 @@ class HistoryService:
                 if span is None:
                     return reads_max - reads
                 found = await self._blocks.read(reader.tenant_id, reader.conversation_id, span)
-                walk.take(span, *found)
+                walk.take(span, found.bodies, found.unreadable)
         return 0
 
     async def _scope(self, reader: HistoryReader) -> Scope:
-        view = await self._store.view(reader.tenant_id, reader.conversation_id, reader.user_id)
-        return _scope_of(view)
+        view, deleted = await asyncio.gather(
+            self._store.view(reader.tenant_id, reader.conversation_id, reader.user_id), self._deleted(reader)
+        )
+        return _scope_of(view, *deleted)
+
+    async def _deleted(self, reader: HistoryReader) -> tuple[int, frozenset[int]]:
+        tenant_id, user_id, conversation_id, ordinal = reader
+        if self._deletions is None or ordinal is None:
+            return 0, frozenset()
+        return await self._deletions.of_user(tenant_id, user_id, ordinal, conversation_id)
 
     async def _settled(self, reader: HistoryReader, goal: int) -> Scope:
         """The scope once everything up to `goal` is settled, or as it is after `SETTLE_S`."""
@@ -115,10 +125,10 @@ class HistoryService:
             delay_s = min(2 * delay_s, _SETTLE_STEP_MAX_S)
 
 
-def _scope_of(view: ConversationView | None) -> Scope:
+def _scope_of(view: ConversationView | None, cleared_to_seq: int, deleted: frozenset[int]) -> Scope:
     if view is None:
         raise AdmissionRefused("NO_CONVERSATION", "there is no such conversation")
     ranges = visible_ranges(view.member, view.history_policy)
     if not ranges:
         raise AdmissionRefused("NOT_MEMBER", "nothing of this conversation is for you")
-    return Scope(ranges, view.committed_seq, view.allocated_seq)
+    return Scope(ranges, view.committed_seq, view.allocated_seq, cleared_to_seq, deleted)

@@ -1,7 +1,8 @@
 """From a GroupDispatch to the stored values of its recipients.
 
 All recipients share one value; the sender, if a member, has another: it does not count as unread and
-carries client_message_id, so that the sender's other devices can tell their own message (Spec: §5).
+carries client_message_id, so that the sender's other devices can tell their own message (Spec: §5). An
+edit or recall counts for nobody and moves no conversation up.
 The same dispatch always gives the same bytes.
 """
 
@@ -10,7 +11,14 @@ from collections.abc import Sequence
 from qim_streams.ids import EVENT_MESSAGE
 from qim_streams.limits import WRITEBATCH_ENTRIES_MAX
 from qim_streams.mailbox.ports import EntryGroup
-from qim_streams.records import RECIPIENT_FLAGS, SENDER_FLAGS, GroupDispatch, UserMailboxEntry
+from qim_streams.records import (
+    KIND_MESSAGE,
+    OPERATION_FLAGS,
+    RECIPIENT_FLAGS,
+    SENDER_FLAGS,
+    GroupDispatch,
+    UserMailboxEntry,
+)
 
 EVENT_ORDINAL_MESSAGE = EVENT_MESSAGE
 
@@ -27,7 +35,7 @@ def recipient_entry(dispatch: GroupDispatch) -> UserMailboxEntry:
             dispatch.conversation_id,
             dispatch.conversation_seq,
             dispatch.sender_id,
-            RECIPIENT_FLAGS,
+            RECIPIENT_FLAGS if dispatch.kind == KIND_MESSAGE else OPERATION_FLAGS,
             dispatch.committed_at,
             None,  # client_message_id
             0,  # visibility_floor
@@ -39,8 +47,8 @@ def recipient_entry(dispatch: GroupDispatch) -> UserMailboxEntry:
 def sender_entry(dispatch: GroupDispatch) -> UserMailboxEntry:
     """What the sender gets."""
     (kind, message_id, conversation_id, seq, sender_id, _, at, _, floor, extra) = recipient_entry(dispatch)
-    own = dispatch.client_message_id
-    entry = (kind, message_id, conversation_id, seq, sender_id, SENDER_FLAGS, at, own, floor, extra)
+    own, flags = dispatch.client_message_id, SENDER_FLAGS if kind == KIND_MESSAGE else OPERATION_FLAGS
+    entry = (kind, message_id, conversation_id, seq, sender_id, flags, at, own, floor, extra)
     return _new(UserMailboxEntry, entry)
 
 

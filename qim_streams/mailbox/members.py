@@ -1,14 +1,16 @@
 """The members of a dispatch: inline when they are few, else the immutable bitmap of its version.
 
 A bitmap is cached under its own version, which changes only when the members of that shard change: a
-group's other versions, other shards and every further message hit the cache.
+group's other versions, other shards and every further message hit the cache. A bitmap that is gone for good
+(the hot tier was lost, the change log is compacted) is made of the members' intervals; while it may come
+back, nobody guesses.
 
-Spec: §5.
+Spec: §5, §14.4.
 """
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from pyroaring import BitMap
@@ -16,6 +18,7 @@ from pyroaring import BitMap
 from qim_streams.errors import RecordError
 from qim_streams.lru import LruMap
 from qim_streams.membership import bitmaps
+from qim_streams.membership.past import PastMembers
 from qim_streams.membership.ports import MembershipReader
 from qim_streams.records import GroupDispatch, unpack_ordinals
 
@@ -40,41 +43,67 @@ class Addressed(NamedTuple):
 class MemberBitmaps:
     """Members of dispatches, in bulk. `count_max` bitmaps are kept."""
 
-    def __init__(self, reader: MembershipReader, count_max: int) -> None:
-        self._reader = reader
+    def __init__(self, reader: MembershipReader, count_max: int, past: PastMembers | None = None) -> None:
+        self._reader, self._past = reader, past
         self._cache: LruMap[_Key, BitMap] = LruMap(count_max, count_max * _MEMBERS_PER_BITMAP)
 
     async def load(self, dispatches: Sequence[GroupDispatch]) -> list[Members | None]:
         """The members of each dispatch; None when its bitmap is not in the store.
 
         A missing bitmap is asked for a few times over about three seconds, since the store may be
-        catching up after a restart; one that cannot be read counts as missing.
+        catching up after a restart; one that cannot be read counts as missing. StoreUnavailable while the
+        store is known to be catching up.
         """
         found: list[Members | None] = [
             None if (inline := one.members) is None else unpack_ordinals(inline) for one in dispatches
         ]
         if None in found:
-            absent = {_key(one): None for one in dispatches if one.members is None}
-            known = await self._known(list(absent))
+            absent = {_key(one): one for one in dispatches if one.members is None}
+            known = await self._known(absent)
             for index, one in enumerate(dispatches):
                 if one.members is None:
                     found[index] = known.get(_key(one))
         return found
 
-    async def _known(self, keys: list[_Key]) -> dict[_Key, BitMap]:
-        known = {key: bitmap for key in keys if (bitmap := self._cache.get(key)) is not None}
+    async def _known(self, wanted: Mapping[_Key, GroupDispatch]) -> dict[_Key, BitMap]:
+        known = {key: bitmap for key in wanted if (bitmap := self._cache.get(key)) is not None}
         for attempt in range(_ATTEMPTS):
-            missing = [key for key in keys if key not in known]
+            missing = [key for key in wanted if key not in known]
             if not missing:
                 break
             if attempt:
                 await asyncio.sleep(_FIRST_WAIT_S * 2 ** (attempt - 1))
-            for key, data in zip(missing, await self._reader.bitmaps(missing), strict=True):
-                bitmap = _decoded(key, data)
-                if bitmap is not None:
-                    known[key] = bitmap
-                    self._cache.put(key, bitmap, max(1, len(bitmap)))
+            await self._read(missing, known)
+            if self._past is not None and not attempt:
+                await self._make_again(
+                    self._past, [one for key, one in wanted.items() if key not in known], known
+                )
         return known
+
+    async def _read(self, keys: Sequence[_Key], known: dict[_Key, BitMap]) -> None:
+        for key, data in zip(keys, await self._reader.bitmaps(keys), strict=True):
+            bitmap = _decoded(key, data)
+            if bitmap is not None:
+                self._keep(key, bitmap, known)
+
+    async def _make_again(
+        self, past: PastMembers, dispatches: Sequence[GroupDispatch], known: dict[_Key, BitMap]
+    ) -> None:
+        """What the store does not have although it is whole, out of the members' intervals."""
+        if not dispatches:
+            return
+        await past.require_whole({one.outbox_partition for one in dispatches})
+        await self._read([_key(one) for one in dispatches], known)  # it may have come back in between
+        for one in dispatches:
+            if _key(one) in known:
+                continue
+            members = await past.at(one.tenant_id, one.conversation_id, one.conversation_seq)
+            if members is not None:
+                self._keep(_key(one), BitMap(members.get(one.target_mailbox_shard, ())), known)
+
+    def _keep(self, key: _Key, bitmap: BitMap, known: dict[_Key, BitMap]) -> None:
+        known[key] = bitmap
+        self._cache.put(key, bitmap, max(1, len(bitmap)))
 
 
 def _decoded(key: _Key, data: bytes | None) -> BitMap | None:

@@ -26,6 +26,12 @@ class OrdinalDirectory(Protocol):
     async def names(self, tenant_id: str, ordinals: Sequence[int]) -> list[str | None]:
         """The user of each ordinal, None where there is none."""
 
+    async def restore(self, tenant_id: str, seats: Sequence[tuple[str, int]]) -> int:
+        """Put back what logs say of (user, ordinal); how many were missing. What logs say stands."""
+
+    def forget(self) -> None:
+        """Drop what this process remembers: the store behind it may have lost it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Member:
@@ -111,7 +117,9 @@ class RestoredVersion:
     """A version of a conversation made again out of the change log.
 
     `members`: whom it touched, as of then. `maps`: version rows that it needs, its own and those of lost
-    versions before it: {version: map}. `bitmaps`: {shard: bytes}, all with this version as their number.
+    versions before it, whose members nobody knows any more: {version: map}. `bitmaps`: {shard: bytes}, all
+    with this version as their number.
+    `logged`: whether the change log has it; if not, it is unsettled once it is put back.
     """
 
     head: Conversation
@@ -119,6 +127,7 @@ class RestoredVersion:
     members: Sequence[Member]
     maps: Mapping[int, Mapping[int, int]]
     bitmaps: Mapping[int, bytes]
+    logged: bool = True
 
 
 class MembershipStore(Protocol):
@@ -169,7 +178,7 @@ class MembershipStore(Protocol):
         """Put back versions that are missing, in order; returns how many were.
 
         `offset`: the change log is covered up to here afterwards, -1 when more follows. A version that is
-        there is left alone. The versions are settled.
+        there is left alone. The versions are settled where the change log has them.
         """
 
     async def collect(

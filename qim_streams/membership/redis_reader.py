@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from qim_streams.commit import keys
 from qim_streams.membership.rows import decode_version
-from qim_streams.membership.rules import chain_of, fold_map
+from qim_streams.membership.rules import UNKNOWN_AT_MS, chain_of, fold_map
 from qim_streams.redis_tier import RedisClient, translated
 
 BATCH_MAX = 1_000
@@ -61,7 +61,7 @@ class RedisMembershipReader:
 
 
 def _map_of(chain: Sequence[bytes | None]) -> dict[int, int] | None:
-    rows = [decode_version(row)[1] for row in chain if row is not None]
-    if len(rows) != len(chain) or not rows:
+    rows = [decode_version(row) for row in chain if row is not None]
+    if len(rows) != len(chain) or not rows or rows[-1][0] == UNKNOWN_AT_MS:
         return None
-    return fold_map(rows)
+    return fold_map(version_map for _, version_map in rows)

@@ -30,7 +30,7 @@ from qim_streams.membership.rows import (
     encode_member,
     encode_version,
 )
-from qim_streams.membership.rules import VERSION_BLOCK, fold_map, garbage
+from qim_streams.membership.rules import UNKNOWN_AT_MS, VERSION_BLOCK, fold_map, garbage
 from qim_streams.redis_tier import RedisClient, translated
 
 CHANGES_PER_CALL_MAX = 256
@@ -228,10 +228,14 @@ def _restored(made: RestoredVersion) -> tuple[object, ...]:
         [
             part
             for number, rows in made.maps.items()
-            for part in (str(number), encode_version(made.at_ms, rows))
+            for part in (
+                str(number),
+                encode_version(made.at_ms if number == version else UNKNOWN_AT_MS, rows),
+            )
         ],
         [part for shard, blob in made.bitmaps.items() if blob for part in (f"{shard}:{version}", blob)],
         [part for name, value in fields.items() for part in (name, str(value))],
+        made.logged,
     )
 
 

@@ -4,21 +4,31 @@ A change is answered only after its rows are in the change log, so a store that 
 told again what it was. Versions are made again one after the other, each with exactly the members that it
 had: a version number never comes to mean something else, which the later stages rely on (they cache by it).
 
+A change that was never answered may be in neither, while messages were already sent under its version:
+store and writer died together. That number is used up all the same. It is made again with the members of
+the version before, and goes into the change log like a change that was not settled.
+
 Invariants: a version that the store has is left alone; the store's knowledge of the change log is complete
-up to its end when `run` returns.
+up to its end when `run` returns; no version that a message was sent under is ever made by a later change.
+
+Ordinals lie in the rows, too. They go back into the directory before anything refers to them, so none of them
+is given to somebody else.
 
 What it does not do: restore messages (`commit.repair` does), or bring back what compaction has removed:
-where versions are missing between two rows, they get the members of the version before.
+versions that are missing between two rows are marked as unknown, and stages that meet one in a log ask the
+members' intervals instead (`membership.past`).
 
 Spec: §14.4.
 """
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from qim_streams.commit.rules import ConversationKey
 from qim_streams.errors import InvariantViolation, RecordError
+from qim_streams.joined import all_of
 from qim_streams.membership.bitmaps import Seat, by_shard, changed
 from qim_streams.membership.ports import (
     ChangeLogReader,
@@ -26,6 +36,7 @@ from qim_streams.membership.ports import (
     Member,
     MembershipReader,
     MembershipStore,
+    OrdinalDirectory,
     RestoredVersion,
 )
 from qim_streams.membership.rows import decode_log_row
@@ -33,6 +44,8 @@ from qim_streams.membership.rules import is_checkpoint
 
 log = logging.getLogger(__name__)
 
+CONVERSATIONS_AT_ONCE = 32
+PROGRESS_EVERY = 3_200
 Change = tuple[Conversation, list[Member]]  # the head after it, whom it touched
 
 
@@ -62,14 +75,15 @@ class MembershipReplay:
         store: MembershipStore,
         reader: MembershipReader,
         change_log: ChangeLogReader,
+        directory: OrdinalDirectory,
         mailbox_shards: int,
         now_ms: Callable[[], int],
     ) -> None:
-        self._store, self._reader, self._log = store, reader, change_log
+        self._store, self._reader, self._log, self._directory = store, reader, change_log, directory
         self._mailbox_shards, self._now_ms = mailbox_shards, now_ms
 
-    async def run(self, partition: int, epoch: int) -> int:
-        """Restore what is missing; returns how many versions were.
+    async def run(self, partition: int, epoch: int, used: Mapping[ConversationKey, int]) -> int:
+        """Restore what is missing; returns how many versions were. `used`: versions that messages have.
 
         FencedError, StoreUnavailable: call again. InvariantViolation: the log lacks what may be missing.
         """
@@ -79,17 +93,62 @@ class MembershipReplay:
         async for batch in self._log.read(partition, known + 1):
             _collect(batch, lost)
             last = batch[-1][0]
-        for key, rows in lost.items():
-            for head, members in rows.changes():
-                current = await self._store.conversation(*key)
-                if current is None or current.version < head.version:
-                    made = await self._version(current, head, members)
-                    missing += await self._store.restore(partition, epoch, [made], -1)
+        await self._restore_ordinals(lost)
+        work = list(lost.items())
+        for start in range(0, len(work), CONVERSATIONS_AT_ONCE):
+            part = work[start : start + CONVERSATIONS_AT_ONCE]
+            missing += await self._some(partition, epoch, part)
+            if start % PROGRESS_EVERY == 0 and len(work) > PROGRESS_EVERY:
+                log.info("ob:%d: members of %d of %d conversations compared", partition, start, len(work))
         if last > known:
             await self._store.restore(partition, epoch, (), last)
+        for key, version in used.items():
+            missing += await self._use_up(partition, epoch, key, version)
         if missing:
             log.error("ob:%d: the hot tier had lost %d membership versions; restored", partition, missing)
         return missing
+
+    async def _restore_ordinals(self, lost: Mapping[ConversationKey, _Lost]) -> None:
+        by_tenant: dict[str, dict[str, int]] = {}
+        for (tenant, _), rows in lost.items():
+            seats = by_tenant.setdefault(tenant, {})
+            seats.update((member.user_id, member.ordinal) for _, member in rows.members)
+        for tenant, seats in by_tenant.items():
+            found = await self._directory.restore(tenant, list(seats.items()))
+            if found:
+                log.error(
+                    "the hot tier had lost %d ordinals of %s; restored from the change log", found, tenant
+                )
+
+    async def _some(self, partition: int, epoch: int, work: Sequence[tuple[ConversationKey, _Lost]]) -> int:
+        counts: list[int] = []
+
+        async def one(key: ConversationKey, rows: _Lost) -> None:
+            counts.append(await self._one(partition, epoch, key, rows))
+
+        await all_of([one(key, rows) for key, rows in work])
+        return sum(counts)
+
+    async def _one(self, partition: int, epoch: int, key: ConversationKey, rows: _Lost) -> int:
+        """Restore the versions of one conversation, in order; how many were missing."""
+        missing = 0
+        for head, members in rows.changes():
+            current = await self._store.conversation(*key)
+            if current is None or current.version < head.version:
+                made = await self._version(current, head, members)
+                missing += await self._store.restore(partition, epoch, [made], -1)
+        return missing
+
+    async def _use_up(self, partition: int, epoch: int, key: ConversationKey, version: int) -> int:
+        current = await self._store.conversation(*key)
+        if current is None or current.version >= version:
+            return 0
+        log.error(
+            "ob:%d: %s: messages were sent under version %d, which the change log lacks; %d stands in for it",
+            partition, key[1], version, current.version,
+        )  # fmt: skip
+        made = replace(await self._version(current, replace(current, version=version), ()), logged=False)
+        return await self._store.restore(partition, epoch, [made], -1)
 
     async def _version(
         self, current: Conversation | None, head: Conversation, members: Sequence[Member]

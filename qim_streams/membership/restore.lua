@@ -5,7 +5,7 @@
 -- ARGV[1] epoch  ARGV[2] last call known to be applied  ARGV[3] number of this call
 -- ARGV[4] highest offset of the change log that this covers, -1: more follows
 -- ARGV[5] msgpack: list of {tenant:conversation, version, member rows {user, row, ...}, version rows
---   {version, row, ...}, bitmaps {field, bytes, ...}, head {field, value, ...}}
+--   {version, row, ...}, bitmaps {field, bytes, ...}, head {field, value, ...}, whether the log has it}
 -- Answer: how many versions were missing. A version that is there is left alone.
 
 local refused = fenced(KEYS[1], ARGV[1]) or numbered(KEYS[2], ARGV[1], ARGV[2], ARGV[3])
@@ -39,6 +39,7 @@ for _, change in ipairs(cmsgpack.unpack(ARGV[5])) do
     in_slices('HSET', base .. 'gb:' .. c, change[5])
     in_slices('HSET', key, change[6])
     redis.call('HSET', key, 'mv', string.format('%.0f', version), 'token', '')
+    if not change[7] then redis.call('HSET', base .. 'gpend', c, string.format('%.0f', version)) end
   end
 end
 covered(KEYS[3], ARGV[4])

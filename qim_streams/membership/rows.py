@@ -9,6 +9,7 @@ Member row (hash ``gm``, value of a user)::
 
 Version row (hash ``gv``, value of a version): u64 time of the change in milliseconds, then pairs of
 u32 shard and u64 bitmap version: the whole map, or what this version changed (`rules.is_checkpoint`).
+Time 0: a version that was put back without its members (`rules.UNKNOWN_AT_MS`); later ones build on it.
 Bitmap version 0 means that nobody is left in the shard.
 
 Change log rows are records of ``codec``; the key is ``tenant NUL conversation NUL user``, for the head

@@ -30,6 +30,7 @@ POLICIES = {
     "history_policy": (HISTORY_JOINED, HISTORY_ALL),
 }
 INTERVALS_MAX = 64  # of one member: the oldest gives way, so a row stays small
+UNKNOWN_AT_MS = 0  # time of a version row whose map is not what it was: the change log has forgotten it
 VERSION_BLOCK = 64  # every 64th version holds the whole map, the others what they changed
 
 

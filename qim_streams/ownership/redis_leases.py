@@ -4,6 +4,10 @@ Keys: ``{resource}:lease`` (hash node, boot, address; expires with the lease) an
 (for ever). Scripts of the stages compare the epoch in the same slot, so a grant fences the former owner
 at once. A grant of a MailboxShard notes W beside it: ``{s:k}:epochs``, the EpochBoundary of each epoch.
 
+An epoch is never given twice, not even by a server that lost some or all of its data: one that is gone
+begins again at the clock's seconds, and a server that was started anew (``{resource}:run``) leaves some
+numbers out (docs/decisions/0013-lost-hot-tier.md).
+
 Spec: §11, §14.6.
 """
 
@@ -16,14 +20,16 @@ from qim_streams.ownership.ports import Grant, Holder
 from qim_streams.redis_tier import RedisClient, Script, translate, translated
 
 _SHARD = "s:"  # resources that have a watermark
+EPOCH_FROM_CLOCK = 0
 BATCH_MAX = 1_000  # resources in one pipeline
 
 
 class RedisLeaseStore:
     """`LeaseStore` on Redis."""
 
-    def __init__(self, client: RedisClient) -> None:
-        self._client = client
+    def __init__(self, client: RedisClient, first_epoch: int = EPOCH_FROM_CLOCK) -> None:
+        """`first_epoch` of a resource that has none; a number of one's own only where nothing is at stake."""
+        self._client, self._first_epoch = client, first_epoch
         self._script = Script.load("qim_streams.ownership", "leases.lua")
 
     async def acquire(self, resource: str, node: str, boot: int, address: str, ttl_ms: int) -> Grant | Holder:
@@ -32,7 +38,7 @@ class RedisLeaseStore:
             answer = await self._script.call(
                 self._client,
                 _granting_keys(resource),
-                ("acquire", node, boot, ttl_ms, address, limits.EPOCH_BOUNDARIES_MAX),
+                ("acquire", node, boot, ttl_ms, address, limits.EPOCH_BOUNDARIES_MAX, self._first_epoch),
             )
         if answer[0]:
             return Grant(resource, int(answer[1]))
@@ -87,9 +93,10 @@ def _keys(resource: str) -> tuple[str, str]:
 
 
 def _granting_keys(resource: str) -> tuple[str, ...]:
+    keys = (*_keys(resource), f"{{{resource}}}:run")
     if not resource.startswith(_SHARD):
-        return _keys(resource)
-    return (*_keys(resource), f"{{{resource}}}:w", f"{{{resource}}}:epochs")
+        return keys
+    return (*keys, f"{{{resource}}}:w", f"{{{resource}}}:epochs")
 
 
 def _holder(resource: str, fields: list[bytes], epoch: int, remaining_ms: int) -> Holder:

@@ -17,6 +17,8 @@ from qim_streams.mailbox.entries import EVENT_ORDINAL_MESSAGE
 from qim_streams.mailbox.members import Addressed
 from qim_streams.push.presence import Device, OnlineDevices
 from qim_streams.records import (
+    KIND_MESSAGE,
+    OPERATION_FLAGS,
     RECIPIENT_FLAGS,
     SENDER_FLAGS,
     GroupDispatch,
@@ -75,15 +77,17 @@ def find_audiences(
 
 
 def _by_connection_shard(dispatch: GroupDispatch, devices: Iterable[Device]) -> dict[int, list[Recipient]]:
-    message_id, sender = dispatch.message_id, dispatch.sender_ordinal
+    message_id, sender, kind = dispatch.message_id, dispatch.sender_ordinal, dispatch.kind
+    theirs, ours = (RECIPIENT_FLAGS, SENDER_FLAGS) if kind == KIND_MESSAGE else (OPERATION_FLAGS,) * 2
     found: dict[int, list[Recipient]] = {}
     for _, user_id, ordinal, device_id, shard, connection_id, session_epoch in devices:
-        flags, own_id = RECIPIENT_FLAGS, None
+        flags, own_id = theirs, None
         if ordinal == sender:
             if device_id == dispatch.sender_device_id:
                 continue
-            flags, own_id = SENDER_FLAGS, dispatch.client_message_id
-        fields = (connection_id, session_epoch, event_id(message_id, user_id), flags, MENTION_NONE, own_id)
+            flags, own_id = ours, dispatch.client_message_id
+        event = event_id(message_id, user_id, kind)
+        fields = (connection_id, session_epoch, event, flags, MENTION_NONE, own_id)
         found.setdefault(shard, []).append(_new(Recipient, fields))
     return found
 

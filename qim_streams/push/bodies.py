@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 from qim_streams.errors import RecordError
 from qim_streams.lru import LruMap
+from qim_streams.operations.shown import see_targets
 from qim_streams.push import metrics
 from qim_streams.push.ports import MessageReader
-from qim_streams.records import GroupDispatch, decode_message
+from qim_streams.records import GroupDispatch, MessageRecord, decode_message
 from qim_streams.wire.events import common_body
 
 _BYTES_PER_BODY = 4_096  # the cache's weight bound, per body of its count bound
@@ -38,21 +39,22 @@ class CommonBodies:
         if wanted:
             places = [(one.tenant_id, one.conversation_id, one.conversation_seq) for one in wanted.values()]
             rows = await self._reader.records(places)
-            for message_id, row in zip(wanted, rows, strict=True):
-                body = _encoded(message_id, row)
-                if body is not None:
-                    found[message_id] = body
-                    self._cache.put(message_id, body, len(body))
+            messages = [_decoded(*pair) for pair in zip(wanted, rows, strict=True)]
+            await see_targets(messages, (self._reader,))
+            for message in messages:
+                if message is not None:
+                    body = found[message.message_id] = common_body(message)
+                    self._cache.put(message.message_id, body, len(body))
         return found
 
 
-def _encoded(message_id: bytes, row: bytes | None) -> bytes | None:
+def _decoded(message_id: bytes, row: bytes | None) -> MessageRecord | None:
     if row is not None:
         try:
             message = decode_message(row)
         except RecordError:
             message = None
         if message is not None and message.message_id == message_id:
-            return common_body(message)
+            return message
     metrics.BODIES_MISSING.inc()
     return None

@@ -9,11 +9,13 @@ An archive that is unavailable holds only this role: the batch is retried in pla
 unacknowledged, sends go on, and nothing is trimmed from the hot tier. Nor does a start wait in vain:
 positions are asked for until the archive answers.
 
-Behind the archiver the hot tier is trimmed of what is archived (`archive.trimmer`).
+Behind the archiver the hot tier is trimmed of what is archived (`archive.trimmer`), and beside it what users
+did with their conversations is carried into the archive (`sessions.keeping`).
 
 Spec: §1 ARCHIVED, §3, §14.8.
 """
 
+import asyncio
 import math
 import os
 from dataclasses import replace
@@ -26,9 +28,13 @@ from qim_streams.archive.service import HistoryArchiver
 from qim_streams.archive.trimmer import HotTierTrimmer, TrimPolicy
 from qim_streams.errors import InvariantViolation, StoreError
 from qim_streams.log_ports import LogBatch
+from qim_streams.membership.redis_directory import RedisOrdinalDirectory
+from qim_streams.placement import outbox_partition
 from qim_streams.redis_tier import RedisClient, connect
 from qim_streams.roles.poison import PoisonLetters
+from qim_streams.roles.session_lists import compose_keeper
 from qim_streams.runtime import now_ms, run_in_batches
+from qim_streams.script_pipe import ScriptPipe
 from qim_streams.settings import Settings, load_settings
 from qim_streams.streaming import topics
 from qim_streams.streaming.app import StreamApp, build_app
@@ -61,6 +67,7 @@ class _ArchiverRole:
         self._redis: RedisClient | None = None
         self._trimmer: HotTierTrimmer | None = None
         self._service: HistoryArchiver | None = None
+        self._keeping: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Take the archive; ConfigError when it is in use or not available."""
@@ -81,9 +88,21 @@ class _ArchiverRole:
             OUTBOX_TOPIC, self._archive, self._poison, now_ms=now_ms, on_covered=self._trimmer.note
         )
         self._trimmer.start()
+        ordinals = RedisOrdinalDirectory(self._redis, ScriptPipe(self._redis), cache_max=0)
+        keeper = compose_keeper(
+            self._redis,
+            self._archive,
+            ordinals,
+            lambda tenant, chat: outbox_partition(tenant, chat, settings.outbox_partitions),
+        )
+        self._keeping = asyncio.create_task(keeper.run(), name="state-keeper")
+        self._keeping.add_done_callback(_ended)
 
     async def close(self) -> None:
         """Stop trimming and give the archive up."""
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.wait([self._keeping])
         if self._trimmer is not None:
             await self._trimmer.close()
         if self._redis is not None:
@@ -129,6 +148,11 @@ class _ArchiverRole:
         except StoreError as error:
             return Page({"error": str(error)}, 503)
         return Page({"archive": self._settings.archive, "watermarks": found})
+
+
+def _ended(task: "asyncio.Task[None]") -> None:
+    if not task.cancelled():
+        die("the keeper of states ended", task.exception())
 
 
 def build_archiver(settings: Settings | None = None) -> ArchiverWorker:

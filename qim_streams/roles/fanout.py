@@ -11,6 +11,7 @@ from qim_streams.fanout.service import FanoutCoordinator
 from qim_streams.fanout.versions import MembershipVersions
 from qim_streams.membership.redis_reader import RedisMembershipReader
 from qim_streams.redis_tier import connect, translated
+from qim_streams.roles.hot_tier import kept_intervals
 from qim_streams.roles.log import StreamAppender
 from qim_streams.roles.poison import PoisonLetters
 from qim_streams.roles.tracing import partition_of
@@ -47,6 +48,7 @@ def build_fanout(settings: Settings | None = None) -> FanoutWorker:
     app = build_app(AppSpec.from_settings(settings, ROLE, [OUTBOX_TOPIC], declared))
     table = conversation_progress.declare(app, settings.outbox_partitions)
     redis = connect(settings)
+    place = partial(partition_of, settings.outbox_partitions)
     service = FanoutCoordinator(
         OUTBOX_TOPIC,
         DISPATCH_TOPIC,
@@ -54,8 +56,7 @@ def build_fanout(settings: Settings | None = None) -> FanoutWorker:
         mailbox_shards=settings.mailbox_shards,
         appender=StreamAppender(app.log_producer),
         versions=MembershipVersions(
-            RedisMembershipReader(redis, partial(partition_of, settings.outbox_partitions)),
-            settings.bitmap_cache_max,
+            RedisMembershipReader(redis, place), settings.bitmap_cache_max, kept_intervals(settings, redis)
         ),
         progress=ConversationProgress(table),
         poison=PoisonLetters(

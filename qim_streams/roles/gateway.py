@@ -49,6 +49,7 @@ from qim_streams.membership.redis_directory import RedisOrdinalDirectory
 from qim_streams.ownership.boot import Boot
 from qim_streams.ownership.keeper import Claimant, LeaseKeeper
 from qim_streams.ownership.redis_leases import RedisLeaseStore
+from qim_streams.ownership.redis_wholeness import RedisWholeness
 from qim_streams.placement import outbox_partition
 from qim_streams.redis_tier import RedisClient, connect
 from qim_streams.runtime import now_ms
@@ -144,7 +145,10 @@ def compose(
     return Services(
         settings=settings,
         tokens=TokenVerifier.from_settings(settings),
-        ordinals=RedisOrdinalDirectory(redis, pipe),
+        # Without a memory: what it said before the hot tier was lost may be somebody else's now.
+        ordinals=RedisOrdinalDirectory(
+            redis, pipe, RedisWholeness(redis, settings.outbox_partitions), cache_max=0
+        ),
         sync=SyncService(
             mailboxes,
             RedisShardEpochs(redis),

@@ -28,6 +28,7 @@ from qim_streams.push.bodies import CommonBodies
 from qim_streams.push.presence_follower import PresenceFollower
 from qim_streams.push.service import PushStage
 from qim_streams.redis_tier import RedisClient, connect
+from qim_streams.roles.hot_tier import kept_intervals
 from qim_streams.roles.log import StreamAppender
 from qim_streams.roles.poison import PoisonLetters
 from qim_streams.roles.tracing import partition_of
@@ -116,7 +117,11 @@ class _MailboxRole:
             leases=shards,
             progress=DispatchProgress(self._progress, settings.dispatch_progress_retention_s * 1000),
             floors=WatermarkFloors(self._watermarks),
-            members=MemberBitmaps(RedisMembershipReader(self._redis, place), settings.bitmap_cache_max),
+            members=MemberBitmaps(
+                RedisMembershipReader(self._redis, place),
+                settings.bitmap_cache_max,
+                kept_intervals(settings, self._redis),
+            ),
             poison=PoisonLetters(DeadLetterSink(self._app.log_producer, ROLE, letters, now_ms)),
             pusher=self._pusher,
             log_end=self._log_end,

@@ -68,7 +68,10 @@ class RegistrationQueue(Protocol):
 
 
 class Rebuilds(Protocol):
-    """Which users were rebuilt, per epoch."""
+    """Which users were rebuilt, and in which epoch."""
+
+    async def has_rows(self, tenant_id: str, ordinal: int) -> bool:
+        """Whether the user has any row."""
 
     async def rebuilt_in(self, tenant_id: str, ordinal: int) -> int | None:
         """The epoch in which the user's rows were rebuilt last, None for never."""

@@ -18,7 +18,7 @@ a server that lost its last writes lost the checkpoint before the rows.
 Spec: §9, §14.5, §14.6.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -132,7 +132,8 @@ class RedisProjection:
     async def tenants(self) -> list[str]:
         """See `RegistrationQueue.tenants`."""
         async with translated("projection"):
-            return sorted(one.decode() for one in await self._client.smembers(TENANTS))
+            found: set[Any] = await self._client.smembers(TENANTS)
+        return sorted(one.decode() for one in found)
 
     async def pending(self, slots: Sequence[Slot], limit: int) -> list[Registration]:
         """See `RegistrationQueue.pending`. RecordError when the queue holds something else."""
@@ -161,6 +162,11 @@ class RedisProjection:
             await pipe.execute()
 
     # -- rebuilding
+
+    async def has_rows(self, tenant_id: str, ordinal: int) -> bool:
+        """See `Rebuilds.has_rows`."""
+        async with translated("projection"):
+            return bool(await self._client.exists(user_key(tenant_id, ordinal, "convs")))
 
     async def rebuilt_in(self, tenant_id: str, ordinal: int) -> int | None:
         """See `Rebuilds.rebuilt_in`."""
@@ -201,11 +207,14 @@ class RedisProjection:
 
 
 def _writes(slot: Slot, rows: Sequence[SessionRow]) -> list[_Call]:
-    key, calls = slot_key(slot, "reg"), []
+    key = slot_key(slot, "reg")
+    calls: list[_Call] = []
     for wide in (False, True):
         some = [row for row in rows if row[4] is wide]
         for start in range(0, len(some), ROWS_PER_CALL):
-            args = chain.from_iterable([row[:4] for row in some[start : start + ROWS_PER_CALL]])
+            args: Iterator[type_args] = chain.from_iterable(
+                [row[:4] for row in some[start : start + ROWS_PER_CALL]]
+            )
             calls.append((key, ("1" if wide else "0", *args)))
     return calls
 

@@ -17,10 +17,12 @@ STREAM_ROLES = {
     "fanout": "agents.fanout_coordinator",
     "mailbox": "agents.mailbox_node",
     "archiver": "agents.history_archiver",
+    "qsession": "agents.qsession",
 }
 SERVER_ROLES = ("writer", "gateway", "api")
-START_ORDER = ("writer", "fanout", "mailbox", "archiver", "gateway", "api")
-SCALABLE = frozenset({"fanout", "mailbox"})
+START_ORDER = ("writer", "fanout", "mailbox", "archiver", "qsession", "gateway", "api")
+SCALABLE = frozenset({"fanout", "mailbox", "qsession"})
+OPTIONAL = frozenset({"archiver", "qsession"})  # nothing waits for them; what they make is missing or dearer
 READY_FILE = "ready"
 
 
@@ -49,7 +51,7 @@ class RolePlan:
 class StackOptions:
     """What a caller may choose. `workers` says how many processes a scalable role gets.
 
-    `archive`: rocksdb or cassandra; empty: what the environment says.
+    `archive`: rocksdb or cassandra; empty: what the environment says. `without`: optional roles to leave out.
     """
 
     state_dir: Path
@@ -57,6 +59,7 @@ class StackOptions:
     workers: Mapping[str, int] = field(default_factory=dict)
     web: bool = False
     archive: str = ""
+    without: frozenset[str] = frozenset()
 
 
 def role_names(options: StackOptions) -> list[tuple[str, str, int]]:
@@ -68,9 +71,16 @@ def role_names(options: StackOptions) -> list[tuple[str, str, int]]:
             raise ConfigError(
                 f"--workers {role}={count}: only {', '.join(sorted(scalable))} take 1 to 64 workers"
             )
+    unknown = options.without - OPTIONAL
+    if unknown or options.without & options.workers.keys():
+        raise ConfigError(
+            f"--without {', '.join(sorted(options.without))}: only {', '.join(sorted(OPTIONAL))} may be left "
+            "out, and not beside --workers of the same role"
+        )
     return [
         (role if slot == 0 else f"{role}-{slot}", role, slot)
         for role in START_ORDER
+        if role not in options.without
         for slot in range(options.workers.get(role, 1))
     ]
 

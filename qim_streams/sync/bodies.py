@@ -13,7 +13,8 @@ from typing import Final
 
 from qim_streams.errors import RecordError, SyncVerdict
 from qim_streams.lru import LruMap
-from qim_streams.records import UserMailboxEntry, decode_message
+from qim_streams.operations.shown import see_targets
+from qim_streams.records import MessageRecord, UserMailboxEntry, decode_message
 from qim_streams.sync.ports import BodyReader
 from qim_streams.wire.events import common_body
 
@@ -41,18 +42,22 @@ class PulledBodies:
             missing = [index for index, body in enumerate(found) if body is None]
             if missing and tier is not None:
                 wanted = [_place(tenant_id, entries[index]) for index in missing]
-                for index, row in zip(missing, await tier.records(wanted), strict=True):
-                    found[index] = self._keep(tenant_id, entries[index], row, now_s)
+                rows = await tier.records(wanted)
+                messages = [_decoded(entries[index], row) for index, row in zip(missing, rows, strict=True)]
+                await see_targets(messages, [one for one in (self._hot, self._archive) if one is not None])
+                for index, message in zip(missing, messages, strict=True):
+                    found[index] = self._keep(tenant_id, message, now_s)
         return [_present(body, entry) for body, entry in zip(found, entries, strict=True)]
 
     def _fresh(self, key: tuple[str, bytes], now_s: float) -> bytes | None:
         kept = self._kept.get(key)
         return kept[1] if kept is not None and now_s - kept[0] < FRESH_S else None
 
-    def _keep(self, tenant_id: str, entry: UserMailboxEntry, row: bytes | None, now_s: float) -> bytes | None:
-        body = _encoded(entry, row)
-        if body is not None:
-            self._kept.put((tenant_id, entry.message_id), (now_s, body), len(body))
+    def _keep(self, tenant_id: str, message: MessageRecord | None, now_s: float) -> bytes | None:
+        if message is None:
+            return None
+        body = common_body(message)
+        self._kept.put((tenant_id, message.message_id), (now_s, body), len(body))
         return body
 
 
@@ -60,15 +65,15 @@ def _place(tenant_id: str, entry: UserMailboxEntry) -> _Place:
     return tenant_id, entry.conversation_id, entry.conversation_seq
 
 
-def _encoded(entry: UserMailboxEntry, row: bytes | None) -> bytes | None:
-    """The common body; None when there is no record, or not this message's."""
+def _decoded(entry: UserMailboxEntry, row: bytes | None) -> MessageRecord | None:
+    """The entry's message; None when there is no record, or not this message's."""
     if row is None:
         return None
     try:
         message = decode_message(row)
     except RecordError:
         return None  # counts as missing here: the other tier may have it whole
-    return common_body(message) if message.message_id == entry.message_id else None
+    return message if message.message_id == entry.message_id else None
 
 
 def _present(body: bytes | None, entry: UserMailboxEntry) -> bytes:

@@ -14,6 +14,7 @@ from qim_streams.membership.ports import (
     Unsettled,
 )
 from qim_streams.membership.rules import (
+    UNKNOWN_AT_MS,
     VERSION_BLOCK,
     chain_of,
     closed,
@@ -115,11 +116,18 @@ class MemoryMembershipStore:
         state.members.setdefault(key, {}).update({m.user_id: m for m in made.members})
         group.token = b""
         group.fields.update({name: getattr(made.head, name) for name in _FIELDS})
-        group.versions.update({number: (made.at_ms, dict(rows)) for number, rows in made.maps.items()})
+        group.versions.update(
+            {
+                number: (made.at_ms if number == made.head.version else UNKNOWN_AT_MS, dict(rows))
+                for number, rows in made.maps.items()
+            }
+        )
         group.bitmaps.update({(s, made.head.version): blob for s, blob in made.bitmaps.items() if blob})
         head.kind, head.send_policy = made.head.kind, made.head.send_policy
         head.dismissed, head.active = made.head.dismissed, made.head.members_active
         head.version = made.head.version
+        if not made.logged:
+            self.tier.unsettled.setdefault(self.tier.partition_of(*key), {})[key] = head.version
         return True
 
     async def collect(
@@ -161,6 +169,8 @@ class MemoryMembershipStore:
         group = self.tier.groups.get((tenant, chat))
         chain = chain_of(version)
         if group is None or version < 1 or any(number not in group.versions for number in chain):
+            return None
+        if group.versions[version][0] == UNKNOWN_AT_MS:
             return None
         return fold_map(group.versions[number][1] for number in chain)
 
@@ -244,25 +254,38 @@ class MemoryOrdinalDirectory:
     async def assign(self, tenant_id: str, user_ids: Sequence[str]) -> list[int]:
         """See the port."""
         for user in user_ids:
-            users = self.tier.ordinals.setdefault((tenant_id, lane(tenant_id, user)), [])
-            if user not in users:
-                users.append(user)
+            counts = self._counts(tenant_id, lane(tenant_id, user))
+            counts.setdefault(user, max(counts.values(), default=-1) + 1)
         return [ordinal for ordinal in await self.find(tenant_id, user_ids) if ordinal is not None]
 
     async def find(self, tenant_id: str, user_ids: Sequence[str]) -> list[int | None]:
         """See the port."""
         found: list[int | None] = []
         for user in user_ids:
-            users = self.tier.ordinals.get((tenant_id, lane(tenant_id, user)), [])
-            known = user in users
-            found.append(ordinal_of(users.index(user), lane(tenant_id, user)) if known else None)
+            count = self.tier.ordinals.get((tenant_id, lane(tenant_id, user)), {}).get(user)
+            found.append(None if count is None else ordinal_of(count, lane(tenant_id, user)))
         return found
 
     async def names(self, tenant_id: str, ordinals: Sequence[int]) -> list[str | None]:
         """See the port."""
         names: list[str | None] = []
         for ordinal in ordinals:
-            users = self.tier.ordinals.get((tenant_id, lane_of_ordinal(ordinal)), [])
-            count = ordinal >> LANE_BITS
-            names.append(users[count] if count < len(users) else None)
+            counts = self.tier.ordinals.get((tenant_id, lane_of_ordinal(ordinal)), {})
+            users = {count: user for user, count in counts.items()}
+            names.append(users.get(ordinal >> LANE_BITS))
         return names
+
+    async def restore(self, tenant_id: str, seats: Sequence[tuple[str, int]]) -> int:
+        """See the port."""
+        missing = 0
+        for user, ordinal in seats:
+            counts = self._counts(tenant_id, lane_of_ordinal(ordinal))
+            missing += counts.get(user) != ordinal >> LANE_BITS
+            counts[user] = ordinal >> LANE_BITS
+        return missing
+
+    def forget(self) -> None:
+        """Nothing is remembered here."""
+
+    def _counts(self, tenant_id: str, lane_id: int) -> dict[str, int]:
+        return self.tier.ordinals.setdefault((tenant_id, lane_id), {})

@@ -78,7 +78,7 @@ class MemoryHotTier:
         self.groups: dict[ConversationKey, MemoryGroup] = {}
         self.unsettled: dict[int, dict[ConversationKey, int]] = {}
         self.logged: dict[int, int] = {}  # partition -> offset of the change log that was settled
-        self.ordinals: dict[tuple[str, int], list[str]] = {}
+        self.ordinals: dict[tuple[str, int], dict[str, int]] = {}  # (tenant, lane) -> user -> count
         self.epochs: dict[str, int] = {}
         self.leases: dict[str, MemoryLease] = {}
         self.faults: deque[Fault] = deque()

@@ -8,13 +8,18 @@ import asyncio
 from collections.abc import Callable
 from typing import NoReturn
 
+from qim_streams.archive.memory_archive import MemoryArchive
+from qim_streams.archive.tiers import Records
 from qim_streams.commit.admission import Admission, AdmissionLimits
+from qim_streams.commit.archived_targets import ArchivedTargets
 from qim_streams.commit.clock_bound import ReservedClock
 from qim_streams.commit.lane_services import LaneLimits, LaneServices
 from qim_streams.commit.outcome import SendRequest
 from qim_streams.commit.ports import ConversationStore, OutboxAppend
+from qim_streams.commit.proof import Proof
 from qim_streams.commit.relay import OutboxRelay
 from qim_streams.commit.repair import OutboxRepair
+from qim_streams.commit.requests import Windows
 from qim_streams.commit.snapshots import MemberSnapshots
 from qim_streams.commit.writer import ConversationWriter, WriterLimits, resource_of
 from qim_streams.ids import direct_conversation_id
@@ -59,6 +64,25 @@ class MemoryClockBound:
         self.bound_ms = bound_ms
 
 
+class StoreProof:
+    """`commit.proof.Proof` by an empty commit, which marks nothing."""
+
+    def __init__(self, store: ConversationStore) -> None:
+        self._store = store
+
+    async def prove(self, partition: int, epoch: int) -> None:
+        """See the port."""
+        await self._store.commit(partition, epoch, ())
+
+
+class NobodyOnline:
+    """`commit.lane_services.Seats` where nobody is."""
+
+    async def run(self, partition: int) -> int:
+        """Nothing was missing."""
+        return 0
+
+
 class WriterRig:
     """One boot of one writer. Stores default to fakes on `tier`."""
 
@@ -82,6 +106,9 @@ class WriterRig:
         leases: LeaseStore | None = None,
         members_max: int = 1_000,
         mailbox_shards: int = 16,
+        archive: Records | None = None,
+        windows: Windows | None = None,
+        proof: Proof | None = None,
     ) -> None:
         self.tier, self.node, self.boot, self.now_ms = tier, node, boot, now_ms
         self.deaths: list[str] = []
@@ -89,6 +116,7 @@ class WriterRig:
         self.change_log = change_log or MemoryMembershipLog()
         calls = MemoryCalls(tier)
         self.conversations = conversations or MemoryConversationStore(tier, calls)
+        self.proof: Proof = proof or StoreProof(self.conversations)
         fake = MemoryMembershipStore(tier, calls)
         self.membership: MembershipStore = membership or fake
         self.directory: OrdinalDirectory = directory or MemoryOrdinalDirectory(tier)
@@ -101,11 +129,16 @@ class WriterRig:
         self.changes = ChangeWriter(self.membership, self.reader, self.change_log, limits, around)
         self.groups = GroupService(self.membership, self.directory, self.changes)
         self.direct_chats = DirectChatMaker(self.changes, self.directory, self.snapshots.put)
+        cold = archive or MemoryArchive()
         services = LaneServices(
             store=self.conversations,
             outbox=self.outbox,
-            repair=OutboxRepair(self.conversations, MemoryOutboxReader(log)),
-            replay=MembershipReplay(self.membership, self.reader, self.change_log, mailbox_shards, now_ms),
+            repair=OutboxRepair(self.conversations, MemoryOutboxReader(log), cold),
+            replay=MembershipReplay(
+                self.membership, self.reader, self.change_log, self.directory, mailbox_shards, now_ms
+            ),
+            seats=NobodyOnline(),
+            proof=self.proof,
             relay=OutboxRelay(self.conversations, self.outbox, self.die, self._no_sleep),
             clock=self.clock,
             direct=self.direct_chats,
@@ -113,6 +146,8 @@ class WriterRig:
             admission=Admission(admission or AdmissionLimits(65_536, 500, 0)),
             now_ms=now_ms,
             on_doubt=self.die,
+            targets=ArchivedTargets(cold),
+            windows=windows or Windows(),
             sleep=self._no_sleep,
         )
         self.writer = ConversationWriter(

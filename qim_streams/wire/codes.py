@@ -209,6 +209,38 @@ _REFUSALS = (
         "The tenant's fan-out quota is used up.",
         "Repeat after `retry_after_ms`.",
     ),
+    _terminal(
+        412,
+        "TARGET_NOT_FOUND",
+        "The conversation has no message of this conversation_seq.",
+        "Name a message that you have seen.",
+    ),
+    _terminal(
+        413,
+        "TARGET_NOT_A_MESSAGE",
+        "The conversation_seq is that of an edit or recall.",
+        "Name the message itself: the `target_seq` of the edit.",
+    ),
+    _terminal(414, "TARGET_RECALLED", "The message was recalled, which stands.", "Show it as recalled."),
+    _terminal(
+        415,
+        "CHANGE_TOO_LATE",
+        "The time in which this message could be edited or recalled is over.",
+        "Send another message; owners and admins of a group may recall for longer.",
+    ),
+    _terminal(
+        416,
+        "TOO_MANY_EDITS",
+        "The message was edited as often as is possible.",
+        "Recall it and send another.",
+    ),
+    _temporary(
+        417,
+        "TARGET_UNSETTLED",
+        200,
+        "The message is still being committed.",
+        "Repeat after `retry_after_ms`, with the same client_message_id.",
+    ),
 )
 
 _FAILURES = (

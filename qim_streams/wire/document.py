@@ -13,6 +13,7 @@ from qim_streams.wire.codes import TABLE, WS_CLOSE_BASE
 from qim_streams.wire.examples import CLIENT_EXAMPLES, SERVER_EXAMPLES
 from qim_streams.wire.frames import CLIENT_FRAMES, SERVER_FRAMES, Event, Frame, HistoryBreak, Message
 from qim_streams.wire.frames_group import MemberRow
+from qim_streams.wire.frames_sessions import LastMessage, SessionRow
 from qim_streams.wire.schema import Schema
 
 _INTRO = f"""\
@@ -49,6 +50,11 @@ name) and its fields. An absent field and null are the same; unknown fields are 
 6. History is read from AUTH_OK on, page by page, in either direction: the next page's anchor is
    `next_anchor`. Nothing is missing between two pages and within one; what is not there is in its breaks.
    What a page shows does not count as received: it moves no cursor.
+7. The session list is pulled page by page (`next_cursor`); rows are absolute and may come twice, the later
+   one stands. What comes after `projection_mailbox_seq` of the *first* page comes as an event, so pull or
+   push from there on. `SESSION_DELTA` tells what another device did: apply it only if
+   (projection_mailbox_seq, version) is greater than that of the last one applied, else drop it whole; in a
+   row, a lower `version` than the one known is old.
 
 An empty cursor means "from now": SYNC_COMPLETE may follow AUTH_OK at once. A device that wants what the
 mailbox still holds pulls from `trim_watermark` first; batches that start there carry cursors too.
@@ -64,7 +70,7 @@ def document() -> str:
         "## Frames of the server\n",
         *_frames(SERVER_FRAMES, SERVER_EXAMPLES),
         "## Structures\n",
-        *(_structure(cls) for cls in (Event, Message, HistoryBreak, MemberRow)),
+        *(_structure(cls) for cls in (Event, Message, HistoryBreak, MemberRow, SessionRow, LastMessage)),
         _errors(),
     ]
     return "\n".join(parts)

@@ -28,6 +28,7 @@ from qim_streams.wire.frames import (
     ServerFrame,
     SyncComplete,
 )
+from qim_streams.wire.frames_changes import EditMessage, RecallMessage
 from qim_streams.wire.frames_group import (
     GroupAdd,
     GroupCreate,
@@ -41,12 +42,41 @@ from qim_streams.wire.frames_group import (
     GroupUpdate,
     MemberRow,
 )
+from qim_streams.wire.frames_sessions import (
+    ClearConversation,
+    DeleteMessages,
+    HideConversation,
+    LastMessage,
+    MarkRead,
+    PullSessionList,
+    ReadReceipt,
+    SessionDelta,
+    SessionList,
+    SessionRow,
+    SessionState,
+    SetMute,
+    SetPin,
+)
 
 _MESSAGE_ID = bytes.fromhex("01890a5d5c3f00000001000700000000")
 _EVENT_ID = bytes.fromhex("7c0f1e9bb2a44d6e8a55aa0b3c1d2e4f")
 _AT = 1_760_000_000_123
 _MESSAGE = Message(_MESSAGE_ID, "team", 42, "ann", 0, 0, _AT, b"hi")
 _EVENT = Event(1_041, 0, _EVENT_ID, 3, 0, _MESSAGE)
+_ROW = SessionRow(
+    "team",
+    "group",
+    _AT,
+    _AT,
+    42,
+    3,
+    True,
+    1,
+    39,
+    0,
+    name="The team",
+    last=LastMessage(42, _MESSAGE_ID, "ann", 0, _AT, b"hi"),
+)
 _CURSOR = "AQEx.c2lnbmF0dXJl"
 
 CLIENT_EXAMPLES: Final[dict[str, ClientFrame]] = {
@@ -54,6 +84,8 @@ CLIENT_EXAMPLES: Final[dict[str, ClientFrame]] = {
     "PULL_MAILBOX": PullMailbox(2, 1_000, 1_041, 500, 65_536),
     "SYNC_COMPLETE": SyncComplete(3, 1_041),
     "SEND_MESSAGE": SendMessage(4, "phone-1-000017", b"hi", "team"),
+    "EDIT_MESSAGE": EditMessage(16, "phone-1-000018", "team", 42, b"hi, all"),
+    "RECALL_MESSAGE": RecallMessage(17, "phone-1-000019", "team", 42),
     "PULL_HISTORY": PullHistory(15, "team", "older", 43, 50),
     "PING": Ping(5),
     "PONG": Pong(9),
@@ -66,6 +98,13 @@ CLIENT_EXAMPLES: Final[dict[str, ClientFrame]] = {
     "GROUP_SET_ROLE": GroupSetRole(12, "team", "cleo", "admin"),
     "GROUP_UPDATE": GroupUpdate(13, "team", send_policy="admins"),
     "GROUP_GET": GroupGet(14, "team", None, 2),
+    "PULL_SESSION_LIST": PullSessionList(16, None, 50, "all", True),
+    "MARK_READ": MarkRead(17, "team", 42),
+    "SET_MUTE": SetMute(18, "team", True),
+    "SET_PIN": SetPin(19, "team", True),
+    "HIDE_CONVERSATION": HideConversation(20, "team", True),
+    "DELETE_MESSAGES": DeleteMessages(21, "team", [40, 41]),
+    "CLEAR_CONVERSATION": ClearConversation(22, "team", 42, True),
 }
 
 SERVER_EXAMPLES: Final[dict[str, ServerFrame]] = {
@@ -114,6 +153,10 @@ SERVER_EXAMPLES: Final[dict[str, ServerFrame]] = {
     "HISTORY_PAGE": HistoryPage(
         15, "team", [_MESSAGE], [HistoryBreak(31, 41, "not_member")], True, 31, 12, 42
     ),
+    "SESSION_LIST": SessionList(16, [_ROW], 1_041, True, f"{_AT}.team"),
+    "SESSION_STATE": SessionState(17, _ROW, 1_041),
+    "SESSION_DELTA": SessionDelta(1_041, _AT, [_ROW]),
+    "READ_RECEIPT": ReadReceipt("team", "ben", 42),
     "PING": Ping(9),
     "PONG": Pong(5, 30_000),
     "ERROR": Error(

@@ -15,6 +15,8 @@ from typing import Annotated, Final, NamedTuple
 
 from qim_streams import limits
 from qim_streams.codec import RECORD_BYTES_MAX
+from qim_streams.wire import frames_sessions
+from qim_streams.wire.frames_changes import EditMessage, RecallMessage
 from qim_streams.wire.frames_group import (
     Conversation,
     GroupAdd,
@@ -28,6 +30,13 @@ from qim_streams.wire.frames_group import (
     GroupState,
     GroupUpdate,
     Rid,
+)
+from qim_streams.wire.frames_sessions import (
+    ReadReceipt,
+    SessionDelta,
+    SessionFrame,
+    SessionList,
+    SessionState,
 )
 from qim_streams.wire.kinds import U32_MAX, Bool, Bytes, Id16, Int, ListOf, OneOf, Text, TextId, Token
 from qim_streams.wire.schema import Schema, Struct
@@ -72,10 +81,12 @@ class AuthOk(NamedTuple):
     has_offline: Annotated[bool, Bool(), "whether the range holds entries"]
     pending_entry_count_hint: Annotated[int, _COUNT, "entries in the range; counted only to a small bound"]
     pending_bytes_hint: Annotated[int, _COUNT, "bytes of those entries, without bodies"]
-    total_unread: Annotated[int, _COUNT, "unread messages; see projection_complete"]
+    total_unread: Annotated[int, _COUNT, "unread messages, those of muted conversations included"]
     total_mention: Annotated[int, _COUNT, "unread mentions"]
     muted_unread: Annotated[int, _COUNT, "unread messages of muted conversations"]
-    projection_complete: Annotated[bool, Bool(), "whether the three totals are known"]
+    projection_complete: Annotated[
+        bool, Bool(), "whether the three totals are exact; false: at least so many"
+    ]
     sync_delay_hint_ms: Annotated[int, _DELAY, "wait this long before the first pull"]
     next_ping_interval_ms: Annotated[int, _DELAY, "send PING at least this often"]
     preferred_endpoint: Annotated[str | None, _URL, "where to connect next time"] = None
@@ -119,10 +130,11 @@ class Message(NamedTuple):
     conversation_id: Conversation
     conversation_seq: Annotated[int, _COUNT, "order inside the conversation, from 1"]
     sender_id: Annotated[str, _ID, "who sent it"]
-    kind: Annotated[int, Int(0, 65_535), "0: message"]
-    state: Annotated[int, Int(0, 255), "0 normal, 1 edited, 2 recalled"]
+    kind: Annotated[int, Int(0, 65_535), "0: message; 1 edit, 2 recall of the message `target_seq`"]
+    state: Annotated[int, Int(0, 255), "0 normal, 1 edited, 2 recalled; of an edit or recall: its target's"]
     committed_at: Annotated[int, _COUNT, "milliseconds since the epoch"]
-    body: Annotated[bytes, _BODY, "opaque"]
+    body: Annotated[bytes, _BODY, "opaque; empty once recalled; of an edit: its target's, by now"]
+    target_seq: Annotated[int | None, _COUNT, "edit and recall: the conversation_seq that they change"] = None
 
 
 class Event(NamedTuple):
@@ -215,8 +227,9 @@ class HistoryBreak(NamedTuple):
     to_seq: Annotated[int, _COUNT, "inclusive end"]
     reason: Annotated[
         str,
-        OneOf(("before_join", "not_member", "unused", "unreadable")),
-        "not for you (before the first join, between leave and rejoin), no message has it, or it is damaged",
+        OneOf(("before_join", "not_member", "deleted", "unused", "unreadable")),
+        "not for you (before the first join, between leave and rejoin), deleted by you, no message has it, "
+        "or it is damaged",
     ]
 
 
@@ -267,7 +280,7 @@ class Error(NamedTuple):
     rid: Annotated[int | None, Int(0, U32_MAX), "the request"] = None
     retry_after_ms: Annotated[int | None, _DELAY, "not before"] = None
     field: Annotated[str | None, Text(128), "the field that is wrong"] = None
-    client_message_id: Annotated[str | None, _ID, "of a refused SEND_MESSAGE"] = None
+    client_message_id: Annotated[str | None, _ID, "of a refused send, edit or recall"] = None
     rebuild_required: Annotated[bool | None, Bool(), "with CURSOR_EXPIRED"] = None
     new_cursor: Annotated[str | None, _CURSOR, "with CURSOR_REBASED"] = None
     replay_from_seq: Annotated[int | None, _SEQ, "with CURSOR_REBASED"] = None
@@ -286,6 +299,8 @@ ClientFrame = (
     | PullMailbox
     | SyncComplete
     | SendMessage
+    | EditMessage
+    | RecallMessage
     | PullHistory
     | Ping
     | Pong
@@ -298,6 +313,7 @@ ClientFrame = (
     | GroupSetRole
     | GroupUpdate
     | GroupGet
+    | SessionFrame
 )
 ServerFrame = (
     AuthOk
@@ -308,6 +324,10 @@ ServerFrame = (
     | LiveLost
     | GroupState
     | HistoryPage
+    | SessionList
+    | SessionState
+    | SessionDelta
+    | ReadReceipt
     | Ping
     | Pong
     | Error
@@ -320,6 +340,8 @@ CLIENT_FRAMES: Final[dict[str, Schema]] = {
     "PULL_MAILBOX": Schema(PullMailbox),
     "SYNC_COMPLETE": Schema(SyncComplete),
     "SEND_MESSAGE": Schema(SendMessage),
+    "EDIT_MESSAGE": Schema(EditMessage),
+    "RECALL_MESSAGE": Schema(RecallMessage),
     "PULL_HISTORY": Schema(PullHistory),
     "PING": Schema(Ping),
     "PONG": Schema(Pong),
@@ -332,6 +354,7 @@ CLIENT_FRAMES: Final[dict[str, Schema]] = {
     "GROUP_SET_ROLE": Schema(GroupSetRole),
     "GROUP_UPDATE": Schema(GroupUpdate),
     "GROUP_GET": Schema(GroupGet),
+    **frames_sessions.CLIENT_FRAMES,
 }
 SERVER_FRAMES: Final[dict[str, Schema]] = {
     "AUTH_OK": Schema(AuthOk),
@@ -342,6 +365,7 @@ SERVER_FRAMES: Final[dict[str, Schema]] = {
     "LIVE_LOST": Schema(LiveLost),
     "GROUP_STATE": Schema(GroupState),
     "HISTORY_PAGE": Schema(HistoryPage),
+    **frames_sessions.SERVER_FRAMES,
     "PING": Schema(Ping),
     "PONG": Schema(Pong),
     "ERROR": Schema(Error),

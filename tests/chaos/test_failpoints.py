@@ -47,6 +47,11 @@ NTH = {
     "mailbox.all_chunks_done": 3,
     "mailbox.watermark_advanced": 16,
     "mailbox.pushed": 13,
+    "qsession.dispatch_polled": 14,
+    "qsession.rows_partial": 6,
+    "qsession.rows_written": 18,
+    "qsession.checkpoint_moved": 10,
+    "qsession.wide_partial": 2,
     "archiver.batch_partial": 4,
     "archiver.batch_durable": 8,
     "archiver.watermark_published": 12,
@@ -66,6 +71,7 @@ def start(start_stack: StartStack, latch: Path, action: str, *args: str) -> Stac
         # Few shards and a small write batch: the group of everybody is a large record in each shard.
         "QIM_MAILBOX_SHARDS": "4",
         "QIM_MAILBOX_WRITEBATCH_MAX_ENTRIES": "3",
+        "QIM_SESSION_ROWS_PER_DISPATCH_MAX": "2",
     }
     return start_stack(f"failpoints-{action}", "--quick", *args, env=env)
 

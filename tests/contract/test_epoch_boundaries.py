@@ -1,5 +1,6 @@
 """EpochBoundary on a real Redis: written by the grant, read by the verdict. E8; Spec: §7, §11."""
 
+import asyncio
 import time
 
 import pytest
@@ -24,7 +25,7 @@ class Shard:
 
     def __init__(self, client: RedisClient) -> None:
         self.client = client
-        self.leases, self.store = RedisLeaseStore(client), RedisMailboxStore(client)
+        self.leases, self.store = RedisLeaseStore(client, first_epoch=1), RedisMailboxStore(client)
         self.boundaries, self.epochs = RedisEpochBoundaries(client), RedisShardEpochs(client)
         self.boot, self.epoch, self.tail = 0, 0, -1
 
@@ -127,3 +128,29 @@ async def test_a_damaged_boundary_is_an_error_not_a_guess(shard: Shard) -> None:
     await shard.client.hset(f"{{s:{SHARD}}}:epochs", "1", b"?")
     with pytest.raises(StoreError, match="epoch boundary"):
         await shard.boundary(0, 1)
+
+
+async def test_epochs_that_were_lost_never_come_again(hot_client: RedisClient) -> None:
+    """T-R2: an emptied store begins at the clock's seconds, and the shard says that W has to come back."""
+    shard = Shard(hot_client)
+    shard.leases = RedisLeaseStore(hot_client)
+    before = await shard.take_over()
+    assert abs(before - time.time()) < 120
+    await shard.take_over()
+    await hot_client.flushdb()
+    await asyncio.sleep(2.1)  # the clock's seconds go on
+    after = await shard.take_over()
+    assert after > before + 1
+    assert await shard.boundary(before, after) is None, "nobody knows what became of the old positions"
+    behind = await hot_client.hget(f"{{s:{SHARD}}}:w", "behind")
+    assert behind is not None, "readers wait until the owner has said how far W has to come"
+
+
+async def test_a_restarted_store_leaves_out_what_it_may_have_given_and_lost(shard: Shard) -> None:
+    """D4: the last grants may be gone, so their numbers are not given again; their positions are W's."""
+    await shard.take_over()
+    await shard.write(4)
+    await shard.client.set(f"{{s:{SHARD}}}:run", "a run of the server before this one")
+    after = await shard.take_over()
+    assert after == 1 + 16
+    assert [await shard.boundary(lost, after) for lost in (1, 2, 9, 16)] == [4, 4, 4, 4]

@@ -297,8 +297,8 @@ async def test_a_restart_of_the_writer_restores_nothing_that_was_trimmed(world: 
     partition, epoch = await world.tier.own(ROOM, boot=2)
     records = [world.archive.messages[TENANT, ROOM, seq] for seq in seqs]
     log = [OutboxAppend(partition, b"", OutboxRecord(record, 1, 0, None).encode()) for record in records]
-    repair = OutboxRepair(world.tier.conversations, MemoryOutboxReader(log))
-    assert await repair.run(partition, epoch) == 0
+    repair = OutboxRepair(world.tier.conversations, MemoryOutboxReader(log), MemoryArchive())
+    assert (await repair.run(partition, epoch)).missing == 0
     assert await world.in_hot() == list(range(91, 101))
 
 

@@ -132,6 +132,33 @@ async def test_nothing_is_read_again_that_is_known(hot_client: RedisClient) -> N
     assert await everything(heir) == before
 
 
+async def test_a_version_that_messages_were_sent_under_is_not_made_again(hot_client: RedisClient) -> None:
+    """T-R2: the change was never answered and is in no log; a message under its version is in the Outbox."""
+    rig, change_log = await made(hot_client, random.Random(SEED), 0)
+    disk = await dump(hot_client)
+    before = await rig.membership.conversation(TENANT, "g1")
+    assert before is not None
+    rows = len(change_log.rows)
+    await rig.groups.execute(0, 1, GroupCommand(GroupOp.ADD, TENANT, None, "g1", ("u5",)))
+    await rig.writer.send(await rig.request("g1", "u0", "m1"))
+    await rig.writer.close(5)
+    del change_log.rows[rows:]
+    await load(hot_client, disk, keep=(b"{o:",))
+
+    heir = rig_on(hot_client, change_log, 2)
+    heir.outbox.log.extend(rig.outbox.log)
+    await heir.take(0)
+    head = await heir.membership.conversation(TENANT, "g1")
+    assert head is not None
+    assert (head.version, head.members_active, head.seq) == (before.version + 1, before.members_active, 1)
+    maps = await heir.reader.versions([(TENANT, "g1", head.version - 1), (TENANT, "g1", head.version)])
+    assert maps[0] == maps[1] is not None
+    assert await heir.changes.settle_all(0, 2) == 1  # so that it is not lost once more
+    assert len(change_log.rows) > rows
+    state = await heir.groups.execute(0, 2, GroupCommand(GroupOp.ADD, TENANT, None, "g1", ("u6",)))
+    assert state.conversation.version == head.version + 1
+
+
 @pytest.mark.parametrize("compacted", [False, True])
 async def test_an_emptied_store_is_made_again(hot_client: RedisClient, compacted: bool) -> None:
     """The whole hot tier is gone. Of a compacted log the last version is exact, older ones are not there."""

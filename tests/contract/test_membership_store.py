@@ -316,7 +316,7 @@ async def test_redis_and_memory_agree_at_random(hot_client: RedisClient, seed: i
         head: dict[str, str | int] = {"name": f"n{step}"} if rng.random() < 0.3 else {}
         for tier in (real, fake):
             after = await change(
-                tier, partition, epoch, joins=joins, leaves=leaves, roles=roles, head=head, at_ms=step
+                tier, partition, epoch, joins=joins, leaves=leaves, roles=roles, head=head, at_ms=1 + step
             )
             assert after is not None
         assert await snapshot_of(real) == await snapshot_of(fake)

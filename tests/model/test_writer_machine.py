@@ -29,7 +29,7 @@ from qim_streams.commit.outbox_tail import OutboxTail
 from qim_streams.commit.outcome import UNKNOWN, committed
 from qim_streams.commit.ports import CommitStatus
 from qim_streams.commit.relay import OutboxRelay
-from qim_streams.commit.repair import OutboxRepair
+from qim_streams.commit.repair import OutboxRepair, Repaired
 from qim_streams.commit.rules import PartitionState
 from qim_streams.errors import Outcome, StoreUnavailable
 from qim_streams.membership.commands import GroupOp
@@ -348,8 +348,8 @@ def serves_before_the_relay() -> Any:
 
 
 def no_repair() -> Any:
-    async def run(*_: Any) -> int:
-        return 0
+    async def run(*_: Any) -> Repaired:
+        return Repaired()
 
     return patch.object(OutboxRepair, "run", run)
 

@@ -105,6 +105,7 @@ class World:
             sync=NOTHING,
             pulls=NOTHING,
             histories=NOTHING,
+            sessions=NOTHING,
             devices=NOTHING,
             writers=Prompt(),
             presence=NOTHING,

@@ -55,6 +55,7 @@ from qim_streams.wire.events import common_body
 from qim_streams.wire.frames import Auth, AuthOk, Event, PullMailbox, PushEvents, SyncComplete
 from tests.support.history_world import HistoryWorld
 from tests.support.mailbox_world import Bodies, Epochs, HookedStore
+from tests.support.session_world import SessionWorld
 
 JWT_SECRET, CURSOR_SECRET = "j" * 64, "c" * 40
 TENANT = "acme"
@@ -192,6 +193,7 @@ class GatewayWorld:
         self.store = HookedStore()
         self.epochs = Epochs(self.store, range(self.settings.mailbox_shards))
         self.hot, self.archive, self.past = Bodies(), Bodies(), HistoryWorld()
+        self.session_world = SessionWorld(self.past, self.store)
         self.ordinals, self.devices, self.writers = FakeOrdinals(), FakeDevices(), FakeWriters()
         self.presence_log, self.counters = PresenceRecords(), GatewayCounters()
         self.signer = CursorSigner(CURSOR_SECRET.encode())
@@ -219,7 +221,8 @@ class GatewayWorld:
             ordinals=self.ordinals,
             sync=SyncService(self.store, self.epochs, self.epochs, self.signer),
             pulls=PullService(self.store, self.hot, self.archive),
-            histories=HistoryService(self.past.store, self.past.archive),
+            histories=HistoryService(self.past.store, self.past.archive, self.session_world.deletions),
+            sessions=self.session_world.frames(self.ordinals),
             devices=self.devices,
             writers=self.writers,
             presence=presence,

@@ -138,6 +138,6 @@ def redis_tier(client: RedisClient) -> HotTier:
         RedisMembershipStore(client, calls, partition_of),
         RedisMembershipReader(client, partition_of),
         RedisOrdinalDirectory(client, pipe),
-        RedisLeaseStore(client),
+        RedisLeaseStore(client, first_epoch=1),
         client=client,
     )

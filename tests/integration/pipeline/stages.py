@@ -21,6 +21,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from pydantic import SecretStr
 from pyroaring import BitMap
 
+from qim_streams import hlc
 from qim_streams.commit import keys
 from qim_streams.embedded.process import ChildProcess, child_env, start_child
 from qim_streams.errors import RecordError
@@ -49,7 +50,11 @@ ROOT = Path(__file__).resolve().parents[3]
 TENANT = "acme"
 OUTBOX, DISPATCH, PRESENCE, PUSH = "qim.outbox.v1", "qim.dispatch.v1", "qim.presence.v1", "qim.push.v1"
 DEAD_LETTERS = "qim.dead-letter.v1"
-AGENTS = {"fanout": "agents.fanout_coordinator", "mailbox": "agents.mailbox_node"}
+AGENTS = {
+    "fanout": "agents.fanout_coordinator",
+    "mailbox": "agents.mailbox_node",
+    "qsession": "agents.qsession",
+}
 LEASE_EPOCH = 1
 COMMITTED_AT = 1_700_000_000_000
 
@@ -67,6 +72,7 @@ def stage_settings(brokers: str, redis_url: str, directory: Path) -> Settings:
         lease_renew_ms=700,
         stream_session_timeout_ms=3_000,
         mailbox_writebatch_max_entries=20,
+        session_rows_per_dispatch_max=20,
     )
 
 
@@ -164,7 +170,7 @@ class Stages:
         """A new message, in the hot tier and in the Outbox."""
         conversation.seq += 1
         number = next(self._numbers)
-        message_id = number.to_bytes(16, "big")
+        message_id = hlc.encode(COMMITTED_AT + number, 0, 1)
         message = MessageRecord(
             conversation.seq, 1, TENANT, conversation.conversation_id, message_id, message_id, sender,
             self.ordinal(sender), device, f"m{number}", 1, COMMITTED_AT, 0, 0, b"body %d" % number,
@@ -255,6 +261,7 @@ class Stages:
         for field_name in (
             "outbox_partitions", "mailbox_shards", "connection_shards", "lease_ttl_ms", "lease_renew_ms",
             "stream_session_timeout_ms", "mailbox_writebatch_max_entries", "mailbox_retention_s",
+            "session_rows_per_dispatch_max",
         ):  # fmt: skip
             env[f"QIM_{field_name.upper()}"] = str(getattr(settings, field_name))
         argv = [sys.executable, "-m", "faust", "-A", AGENTS[role], "worker", "-l", "info"]

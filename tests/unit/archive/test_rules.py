@@ -3,8 +3,9 @@
 import pytest
 
 from qim_streams.archive.ports import REVISION_MAX
-from qim_streams.archive.rules import drop_known, read_batch, read_message, revision_of
+from qim_streams.archive.rules import drop_known, read_batch, read_message
 from qim_streams.errors import RecordError
+from qim_streams.operations.rules import revision_of
 from qim_streams.records import OUTBOX_RELAYED, MessageRecord
 from tests.unit.archive.outbox_batches import Record, message, record
 

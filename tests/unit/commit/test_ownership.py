@@ -40,6 +40,7 @@ class World:
             ttl_ms=15_000,
             renew_ms=60,
             settle=rig.changes.settle_all,
+            prove=rig.proof.prove,
         )
         rig.writer._on_fenced = ownership.fenced
         running = asyncio.create_task(ownership.run(rig.writer))
@@ -108,10 +109,10 @@ async def test_nothing_touches_members_before_a_partition_has_recovered(world: W
         service = getattr(rig.writer._services, name)
         recover = getattr(service, method)
 
-        async def held(partition: int, *more: Any) -> int:
+        async def held(partition: int, *more: Any) -> object:
             reached.add(partition)
             await recovering.wait()
-            return int(await recover(partition, *more))
+            return await recover(partition, *more)
 
         async def settle(partition: int, _: int) -> int:
             settled.append(partition)

@@ -1,0 +1,66 @@
+"""From what a gateway asks of a writer to what the writer asks of the store. Pure.
+
+Spec: §3.
+"""
+
+from typing import NamedTuple
+
+from qim_streams.commit.outcome import SendRequest
+from qim_streams.commit.ports import Change, CommitRequest
+from qim_streams.commit.rules import payload_digest
+from qim_streams.operations.rules import STATE_OF, operation_tail
+from qim_streams.records import KIND_EDIT, KIND_MESSAGE, STATE_NORMAL, MessageRecord
+
+
+class Windows(NamedTuple):
+    """How long messages may be changed, in milliseconds from their commit: -1 for ever, 0 never."""
+
+    edit_ms: int = -1
+    recall_ms: int = -1
+    recall_admin_ms: int = -1
+
+
+def commit_request(
+    send: SendRequest, message_id: bytes, epoch: int, now_ms: int, refuse_new: bool
+) -> CommitRequest:
+    """The request of a message, or of an edit or recall as far as it is one."""
+    record = MessageRecord(
+        0,
+        0,
+        send.tenant_id,
+        send.conversation_id,
+        message_id,
+        message_id,
+        send.sender_id,
+        send.sender_ordinal,
+        send.sender_device_id,
+        send.client_message_id,
+        epoch,
+        now_ms,
+        send.kind,
+        STATE_NORMAL,
+        send.body,
+    )
+    if send.kind != KIND_MESSAGE:
+        tail = operation_tail(record._replace(state=STATE_OF[send.kind]), send.target_seq)
+    else:
+        tail = record.tail()
+    return CommitRequest(
+        send.tenant_id,
+        send.conversation_id,
+        send.sender_id,
+        send.client_message_id,
+        payload_digest(send.kind, send.body, send.target_seq),
+        message_id,
+        now_ms,
+        tail,
+        refuse_new,
+    )
+
+
+def change_of(send: SendRequest, windows: Windows, archived: bytes) -> Change:
+    """What an edit or recall does to its target, whose archived record may be known."""
+    window_ms, admin_ms = windows.recall_ms, windows.recall_admin_ms
+    if send.kind == KIND_EDIT:
+        window_ms, admin_ms = windows.edit_ms, 0
+    return Change(send.kind, send.target_seq, send.body, window_ms, admin_ms, archived)

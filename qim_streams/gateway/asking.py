@@ -1,0 +1,93 @@
+"""WriterRequests: what a session asks of writers: sends, edits, recalls and changes of groups.
+
+Invariants: every request is answered exactly once, from a callback of the writers' links or from a task,
+so the socket is read meanwhile; who asks comes from the session, never from a frame.
+
+Spec: §3.
+"""
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Protocol
+
+from qim_streams.commit.outcome import SendOutcome
+from qim_streams.errors import ProtocolError
+from qim_streams.gateway import requests
+from qim_streams.gateway.services import Services
+from qim_streams.sync.ports import MailboxAddress
+from qim_streams.wire.answers import error_for
+from qim_streams.wire.connection import ServerConnection
+from qim_streams.wire.frames import Error, ServerFrame
+from qim_streams.wire.frames_group import GroupFrame
+
+
+class Asker(Protocol):
+    """The session as far as requests need it."""
+
+    connection: ServerConnection
+
+    @property
+    def address(self) -> MailboxAddress:
+        """Who asks. Only after AUTH."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether frames are still taken."""
+
+    def send(self, frame: ServerFrame) -> None:
+        """Queue a frame."""
+
+    def refuse(self, answer: Error) -> None:
+        """Queue an ERROR, and close if its row says so."""
+
+    def spawn(self, work: Callable[[], Awaitable[None]], rid: int, answered: Callable[[], None]) -> None:
+        """Run `work`, which answers; if it raises, `answered` is called and the answer is an ERROR."""
+
+
+class WriterRequests:
+    """Of one session."""
+
+    def __init__(self, services: Services, session: Asker) -> None:
+        self._all, self._session = services, session
+
+    def on_send(self, frame: requests.SendFrame) -> None:
+        """A send, an edit or a recall."""
+        session = self._session
+        try:
+            self._require_serving()
+            limit = self._all.settings.message_body_bytes_max
+            request = requests.send_request(frame, session.address, limit)
+        except ProtocolError as failure:
+            session.connection.request_answered()
+            session.refuse(error_for(failure, frame.rid, client_message_id=frame.client_message_id))
+            return
+        self._all.counters.sends += 1
+        answered = partial(self._sent, frame.rid, frame.client_message_id, request.conversation_id)
+        self._all.writers.submit(request, self._all.settings.send_deadline_ms / 1_000, answered)
+
+    def on_group(self, frame: GroupFrame) -> None:
+        """Any of the group frames."""
+        self._session.spawn(partial(self._group, frame), frame.rid, self._session.connection.request_answered)
+
+    def _sent(self, rid: int, client_message_id: str, conversation_id: str, outcome: SendOutcome) -> None:
+        self._session.connection.request_answered()
+        if not self._session.is_open:
+            return
+        answer = requests.send_answer(rid, client_message_id, conversation_id, outcome)
+        if isinstance(answer, Error):
+            self._all.counters.sends_refused += 1
+        else:
+            self._all.counters.sends_acked += 1
+        self._session.send(answer)
+
+    async def _group(self, frame: GroupFrame) -> None:
+        self._require_serving()
+        command = requests.group_command(frame, self._session.address, self._all.new_group_id())
+        state = await self._all.writers.group(command, self._all.settings.send_deadline_ms / 1_000)
+        self._session.connection.request_answered()
+        self._session.send(requests.group_answer(frame.rid, state))
+        self._all.sessions.entered(command, state)
+
+    def _require_serving(self) -> None:
+        if self._all.draining:
+            raise ProtocolError("SHUTTING_DOWN", "this gateway is about to stop")

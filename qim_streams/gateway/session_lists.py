@@ -1,0 +1,201 @@
+"""The session list between frames and `sessions`: requests of clients, signals to devices, totals.
+
+Invariants: who asks comes from the session, never from the frame; totals never hold up a sign-on for more
+than `TOTALS_S`, and say that they are not complete instead.
+
+Spec: §7 (AUTH_OK), §9.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Final, Protocol
+
+from qim_streams.errors import AdmissionRefused, QimError, StoreError
+from qim_streams.gateway.session_rows import delta_frame, list_frame, row_frame
+from qim_streams.gateway.signals import SignalBus
+from qim_streams.membership.commands import GroupCommand, GroupOp, GroupState
+from qim_streams.membership.ports import OrdinalDirectory
+from qim_streams.membership.rules import DIRECT
+from qim_streams.sessions.actions import Actor, Changed, UserActions
+from qim_streams.sessions.ports import SessionUser, user_of
+from qim_streams.sessions.projection_ports import ProjectionStore
+from qim_streams.sessions.projection_records import SessionRow as ProjectedRow
+from qim_streams.sessions.projection_records import Slot, slot_of
+from qim_streams.sessions.reading import ListQuery, SessionLists
+from qim_streams.sessions.rules import Totals
+from qim_streams.sync.ports import MailboxAddress
+from qim_streams.wire import MSGPACK
+from qim_streams.wire.connection import ServerConnection
+from qim_streams.wire.frames import ServerFrame
+from qim_streams.wire.frames_sessions import (
+    ClearConversation,
+    DeleteMessages,
+    HideConversation,
+    MarkRead,
+    PullSessionList,
+    ReadReceipt,
+    SessionState,
+    SetMute,
+    SetPin,
+)
+
+log = logging.getLogger(__name__)
+
+TOTALS_S: Final = 0.25
+TOTALS_AT_ONCE_MAX: Final = 16  # in a storm of sign-ons the others hear that nothing is complete
+REGISTERING_MAX: Final = 64  # groups whose new members are entered at once
+UNKNOWN: Final = Totals(0, 0, 0, False)
+Change = Callable[[Actor, Any], Awaitable[Changed]]
+_ENTERING = (GroupOp.CREATE, GroupOp.ADD, GroupOp.JOIN)
+
+
+class ListSession(Protocol):
+    """What is needed of a client's session."""
+
+    connection: ServerConnection
+
+    @property
+    def address(self) -> MailboxAddress:
+        """Whose mailbox. Only after AUTH."""
+
+    def send(self, frame: ServerFrame) -> None:
+        """Queue a frame."""
+
+    def spawn(self, work: Callable[[], Awaitable[None]], rid: int, answered: Callable[[], None]) -> None:
+        """Run `work`, which answers; if it raises, `answered` is called and the answer is an ERROR."""
+
+
+class SessionListFrames:
+    """What all sessions of a gateway share of the session list."""
+
+    def __init__(
+        self,
+        lists: SessionLists,
+        actions: UserActions,
+        bus: SignalBus,
+        ordinals: OrdinalDirectory,
+        projection: ProjectionStore,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self.lists, self.actions, self.bus = lists, actions, bus
+        self._ordinals, self._projection, self._now_ms = ordinals, projection, now_ms
+        self._changes = _changes_of(actions)
+        self._counting = 0
+        self._entering: set[asyncio.Task[None]] = set()
+
+    def handle(self, session: ListSession, frame: Any) -> bool:
+        """Answer a frame of the session list, now or from a task; False for any other frame."""
+        if type(frame) is PullSessionList:
+            _answer(session, frame.rid, partial(self._page, session, frame))
+            return True
+        change = self._changes.get(type(frame))
+        if change is None:
+            return False
+        address = session.address
+        actor = Actor(user_of(address), address.shard, address.device_id)
+        _answer(session, frame.rid, partial(_changed, change, actor, frame))
+        return True
+
+    async def _page(self, session: ListSession, frame: PullSessionList) -> ServerFrame:
+        address = session.address
+        query = ListQuery(frame.cursor, frame.limit, frame.only, frame.pinned_first)
+        return list_frame(frame.rid, await self.lists.page(user_of(address), address.shard, query))
+
+    async def totals(self, address: MailboxAddress) -> Totals:
+        """The totals of AUTH_OK, or that they are not known: a sign-on waits for no store that is slow."""
+        if self._counting >= TOTALS_AT_ONCE_MAX:
+            return UNKNOWN
+        self._counting += 1
+        try:
+            async with asyncio.timeout(TOTALS_S):
+                return await self.lists.totals(user_of(address), address.shard)
+        except (StoreError, TimeoutError, AdmissionRefused) as error:
+            log.info("totals of a sign-on are left out: %s", error or "no answer in time")
+            return UNKNOWN
+        finally:
+            self._counting -= 1
+
+    # -- signals
+
+    def tell(self, actor: Actor, changed: Changed) -> None:
+        """A state has changed: tell the user's other devices, and after reading the direct chat's peer."""
+        frame = delta_frame(changed.mailbox_seq, [changed.row])
+        self.bus.tell(actor.user, actor.device_id, MSGPACK.encode(frame))
+        view = changed.row.view
+        if changed.has_read and view.kind == DIRECT and view.peer_id is not None:
+            receipt = ReadReceipt(view.conversation_id, actor.user.user_id, view.state.read_seq)
+            self._background(self._tell_peer(actor.user.tenant_id, view.peer_id, MSGPACK.encode(receipt)))
+
+    async def _tell_peer(self, tenant_id: str, peer_id: str, data: bytes) -> None:
+        (ordinal,) = await self._ordinals.find(tenant_id, [peer_id])
+        if ordinal is not None:
+            self.bus.tell(SessionUser(tenant_id, peer_id, ordinal), "", data)
+
+    # -- registration
+
+    def entered(self, command: GroupCommand, state: GroupState) -> None:
+        """Users have entered a group: it is in their lists before the first message.
+
+        Should this fail, the first message brings it.
+        """
+        if command.op in _ENTERING and len(self._entering) < REGISTERING_MAX:
+            users = list(command.user_ids)
+            if command.op is not GroupOp.ADD and command.actor_id is not None:
+                users.append(command.actor_id)
+            head = state.conversation
+            self._background(self._enter(head.tenant_id, head.conversation_id, head.seq + 1, users))
+
+    async def _enter(self, tenant_id: str, name: str, first_seq: int, users: Sequence[str]) -> None:
+        rows: dict[Slot, list[ProjectedRow]] = {}
+        for ordinal in await self._ordinals.find(tenant_id, users):
+            if ordinal is not None:
+                row = ProjectedRow(ordinal, name, self._now_ms(), first_seq)
+                rows.setdefault(slot_of(tenant_id, ordinal), []).append(row)
+        if rows:
+            await self._projection.write(rows)
+
+    def _background(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(self._guarded(work))
+        self._entering.add(task)
+        task.add_done_callback(self._entering.discard)
+
+    async def _guarded(self, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except QimError as error:
+            log.warning("left to the first message: %s", error)
+
+    async def close(self) -> None:
+        """Give up what is under way."""
+        for task in self._entering:
+            task.cancel()
+        await asyncio.gather(*self._entering, return_exceptions=True)
+        await self.actions.close()
+
+
+def _changes_of(do: UserActions) -> dict[type, Change]:
+    """What to do for each frame that changes something."""
+    return {
+        MarkRead: lambda actor, f: do.mark_read(actor, f.conversation_id, f.read_seq),
+        SetMute: lambda actor, f: do.set_mute(actor, f.conversation_id, f.muted),
+        SetPin: lambda actor, f: do.set_pin(actor, f.conversation_id, f.pinned),
+        HideConversation: lambda actor, f: do.hide(actor, f.conversation_id, f.hidden),
+        DeleteMessages: lambda actor, f: do.delete_messages(actor, f.conversation_id, f.seqs),
+        ClearConversation: lambda actor, f: do.clear(actor, f.conversation_id, f.up_to_seq, f.hidden),
+    }
+
+
+async def _changed(change: Change, actor: Actor, frame: Any) -> ServerFrame:
+    changed = await change(actor, frame)
+    return SessionState(frame.rid, row_frame(changed.row), changed.mailbox_seq)
+
+
+def _answer(session: ListSession, rid: int, work: Callable[[], Awaitable[ServerFrame]]) -> None:
+    async def answered() -> None:
+        frame = await work()
+        session.connection.request_answered()
+        session.send(frame)
+
+    session.spawn(answered, rid, session.connection.request_answered)

@@ -1,0 +1,52 @@
+"""`Wholeness` on Redis: the mark ``{ob:p}:whole`` of each partition, held against the run of the server.
+
+Invariants: mark and run are read on one connection, so they belong to one server: a restart in between
+breaks the connection.
+
+What it does not do: set marks (``whole.lua`` of the commit stage does, for the owner).
+
+Spec: §14.4.
+"""
+
+from collections.abc import Collection
+
+from qim_streams.errors import Outcome, StoreUnavailable
+from qim_streams.redis_tier import RedisClient, translated
+
+SHOWN_MAX = 8
+
+
+class RedisWholeness:
+    """One round trip per question; nothing is remembered, because a loss announces itself nowhere.
+
+    `partitions`: how many Outbox partitions there are, for `require_whole`.
+    """
+
+    def __init__(self, client: RedisClient, partitions: int) -> None:
+        self._client, self._partitions = client, partitions
+
+    async def doubtful(self, partitions: Collection[int]) -> set[int]:
+        """See the port."""
+        return (await self._ask(partitions))[0]
+
+    async def require_whole(self) -> str:
+        """The run of the server for which every partition is proved; StoreUnavailable if one is not."""
+        doubtful, run = await self._ask(range(self._partitions))
+        if doubtful:
+            shown = ", ".join(f"ob:{partition}" for partition in sorted(doubtful)[:SHOWN_MAX])
+            raise StoreUnavailable(f"the hot tier is held against the logs: {shown}", Outcome.NOT_APPLIED)
+        return run
+
+    async def _ask(self, partitions: Collection[int]) -> tuple[set[int], str]:
+        wanted = sorted(set(partitions))
+        if not wanted:
+            return set(), ""
+        async with translated("hot tier"):
+            pipe = self._client.pipeline(transaction=False)
+            for partition in wanted:
+                pipe.get(f"{{ob:{partition}}}:whole")
+            pipe.info("server")
+            *marks, server = await pipe.execute()
+        run = str(server["run_id"])
+        doubtful = {one for one, mark in zip(wanted, marks, strict=True) if mark != run.encode()}
+        return doubtful, run

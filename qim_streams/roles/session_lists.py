@@ -1,0 +1,84 @@
+"""The session list put together on the real stores, for the roles that read it and carry it into the archive.
+
+Spec: §9.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from qim_streams.gateway.redis_signals import RedisSignals
+from qim_streams.gateway.session_lists import SessionListFrames
+from qim_streams.history.redis_history import RedisHistoryStore
+from qim_streams.mailbox.redis_store import RedisMailboxStore
+from qim_streams.membership.ports import OrdinalDirectory
+from qim_streams.placement import mailbox_shard
+from qim_streams.redis_tier import RedisClient
+from qim_streams.runtime import now_ms
+from qim_streams.sessions.actions import UserActions
+from qim_streams.sessions.keeping import StateKeeper
+from qim_streams.sessions.positions import Positions
+from qim_streams.sessions.reading import SessionLists
+from qim_streams.sessions.redis_activity import RedisKnownActivity
+from qim_streams.sessions.redis_heads import RedisConversationHeads
+from qim_streams.sessions.redis_projection import RedisProjection
+from qim_streams.sessions.redis_user_state import RedisUserStates
+from qim_streams.sessions.restoring import RestoredStates, UserDeletions
+from qim_streams.sessions.session_rebuild import SessionRebuild
+from qim_streams.sessions.tails import Tails
+
+PartitionOf = Callable[[str, str], int]
+
+
+class ListServices(NamedTuple):
+    """What a gateway needs. `signals.run` is to be run."""
+
+    frames: SessionListFrames
+    signals: RedisSignals
+    deletions: UserDeletions
+
+
+def compose_lists(
+    redis: RedisClient, archive: Any, ordinals: OrdinalDirectory, partition_of: PartitionOf, shards: int
+) -> ListServices:
+    """The session list of a gateway. `shards`: MailboxShards."""
+    mailboxes, projection, states = (
+        RedisMailboxStore(redis),
+        RedisProjection(redis),
+        RedisUserStates(redis, now_ms),
+    )
+    restored = RestoredStates(states, archive)
+    rebuild = SessionRebuild(
+        store=projection,
+        rebuilds=projection,
+        mailboxes=mailboxes,
+        known=RedisKnownActivity(redis, partition_of),
+        shard_of=lambda tenant, user: mailbox_shard(tenant, user, shards),
+    )
+    lists = SessionLists(
+        states,
+        archive,
+        RedisConversationHeads(redis, partition_of),
+        Tails(RedisHistoryStore(redis, partition_of), archive),
+        Positions(mailboxes, projection, rebuild, restored),
+    )
+    signals = RedisSignals(redis)
+    # The actions tell by the frames, which are made of the actions.
+    actions = UserActions(states, lists, lambda actor, changed: frames.tell(actor, changed), now_ms)
+    frames = SessionListFrames(lists, actions, signals, ordinals, projection, now_ms)
+    return ListServices(frames, signals, UserDeletions(restored))
+
+
+def compose_keeper(
+    redis: RedisClient, archive: Any, ordinals: OrdinalDirectory, partition_of: PartitionOf
+) -> StateKeeper:
+    """Who carries states into the archive; one per archive is enough, several harm nothing."""
+    states = RedisUserStates(redis, now_ms)
+    return StateKeeper(
+        states,
+        states,
+        RedisProjection(redis),
+        archive,
+        ordinals,
+        RedisHistoryStore(redis, partition_of),
+        now_ms,
+    )

@@ -1,0 +1,169 @@
+"""The way of states into the archive, in the background: registrations, then what was changed.
+
+A pass over all lanes:
+
+1. conversations that are new to users (`RegistrationQueue`) get a state with their join point, unless one
+   exists; that puts them on the dirty list;
+2. what is on the dirty lists is stored in the archive, in batches, and only then taken off;
+3. registrations are settled once their states are durable.
+
+Everything may be repeated: a process that dies, or two that do the same, store the same states again, and of
+one address the highest version stands. An archive that is away holds only this; lists grow in the hot tier
+by one small member per changed conversation meanwhile.
+
+Spec: §9. Scenario F10.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from qim_streams.errors import RecordError, StoreError
+from qim_streams.history.ports import HistoryStore
+from qim_streams.membership.ports import OrdinalDirectory
+from qim_streams.placement import LANES
+from qim_streams.sessions import rules
+from qim_streams.sessions.ports import (
+    ArchivedState,
+    DirtyState,
+    DirtyStates,
+    SessionUser,
+    StateChange,
+    UserStateArchive,
+    UserStateStore,
+)
+from qim_streams.sessions.projection_ports import RegistrationQueue
+from qim_streams.sessions.projection_records import Registration
+from qim_streams.sessions.restoring import RestoredStates
+from qim_streams.sessions.state import UserConversationState, decode_state
+
+log = logging.getLogger(__name__)
+
+BATCH: Final = 500  # states or registrations of one lane in one step
+PAUSE_S: Final = 1.0  # between passes; what comes meanwhile is one batch
+BUSY_PAUSE_S: Final = 0.05
+FAILED_PAUSE_S: Final = 5.0
+LANE_KEPT_MS: Final = 600_000  # an empty lane stays in the index this long after its last change
+
+
+class StateKeeper:
+    """Carries states into the archive. `now_ms` is the wall clock."""
+
+    def __init__(
+        self,
+        states: UserStateStore,
+        dirty: DirtyStates,
+        queue: RegistrationQueue,
+        archive: UserStateArchive,
+        ordinals: OrdinalDirectory,
+        conversations: HistoryStore,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._states, self._dirty, self._queue, self._archive = states, dirty, queue, archive
+        self._ordinals, self._conversations, self._now_ms = ordinals, conversations, now_ms
+        self._restored = RestoredStates(states, archive)
+
+    async def run(self) -> None:
+        """Pass after pass, for ever; a pass that failed is repeated later."""
+        while True:
+            try:
+                done = await self.work()
+            except StoreError as error:
+                log.warning("states of users wait for the archive: %s", error)
+                await asyncio.sleep(FAILED_PAUSE_S)
+            else:
+                await asyncio.sleep(PAUSE_S if done < BATCH else BUSY_PAUSE_S)
+
+    async def work(self) -> int:
+        """One pass; how many registrations and states it carried. StoreError: some may be carried."""
+        registered = await self._registrations()
+        stored = 0
+        for lane in await self._dirty.lanes():
+            stored += await self._store_lane(lane)
+        for part in registered:
+            await self._queue.settle(part)
+        return stored + sum(len(part) for part in registered)
+
+    # -- registrations
+
+    async def _registrations(self) -> list[Sequence[Registration]]:
+        """Register what waits; what may be settled once the lanes are stored."""
+        registered: list[Sequence[Registration]] = []
+        for tenant in await self._queue.tenants():
+            waiting = await self._queue.pending([(tenant, lane) for lane in range(LANES)], BATCH)
+            if waiting:
+                await self._register(tenant, waiting)
+                registered.append(waiting)
+        return registered
+
+    async def _register(self, tenant_id: str, waiting: Sequence[Registration]) -> None:
+        by_user: dict[int, list[Registration]] = {}
+        for one in waiting:
+            by_user.setdefault(one.ordinal, []).append(one)
+        names = await self._ordinals.names(tenant_id, list(by_user))
+        for (ordinal, mine), name in zip(by_user.items(), names, strict=True):
+            if name is None:
+                log.error("a conversation waits to be registered for ordinal %d, which is nobody's", ordinal)
+            else:
+                await self._register_user(SessionUser(tenant_id, name, ordinal), mine)
+
+    async def _register_user(self, user: SessionUser, mine: Sequence[Registration]) -> None:
+        stored = await self._restored.load(user, [one.conversation_id for one in mine])
+        changes = []
+        for one, data in zip(mine, stored, strict=True):
+            if data is None:
+                first = await self._first_seq(user, one)
+                state = rules.registered(user.user_id, one.conversation_id, first, self._now_ms())
+                changes.append(StateChange(one.conversation_id, None, state.encode(), state.version, 0))
+        if changes:
+            # One that is refused has got a state meanwhile, which is on the dirty list by itself.
+            await self._states.replace(user, changes)
+
+    async def _first_seq(self, user: SessionUser, one: Registration) -> int:
+        """The user's first message: behind his join if the conversation knows it, else what brought it."""
+        view = await self._conversations.view(user.tenant_id, one.conversation_id, user.user_id)
+        if view is None or view.member is None or not view.member.intervals:
+            return one.first_seq
+        return view.member.intervals[-1][0] + 1
+
+    # -- what was changed
+
+    async def _store_lane(self, lane: tuple[str, int]) -> int:
+        """Store what is on a lane's list; how many."""
+        stored = 0
+        while True:
+            waiting = await self._dirty.take(lane, BATCH)
+            if not waiting:
+                break
+            await self._archive.store_states(_archived(lane[0], waiting))
+            await self._dirty.settle(lane, waiting)
+            stored += len(waiting)
+            if len(waiting) < BATCH:
+                return stored
+        if not stored:
+            await self._dirty.forget_lane(lane, self._now_ms() - LANE_KEPT_MS)
+        return stored
+
+
+def _archived(tenant_id: str, waiting: Sequence[DirtyState]) -> list[ArchivedState]:
+    """The states to store; one that is gone or cannot be read is logged and let go."""
+    found = []
+    for one in waiting:
+        state = _readable(one)
+        if state is not None and one.state is not None:
+            found.append(
+                ArchivedState(tenant_id, state.user_id, one.conversation_id, state.version, one.state)
+            )
+    return found
+
+
+def _readable(one: DirtyState) -> UserConversationState | None:
+    if one.state is None:
+        log.error("the state of ordinal %d in %s is gone", one.ordinal, one.conversation_id)
+        return None
+    try:
+        return decode_state(one.state)
+    except RecordError as error:
+        log.error("the state of ordinal %d in %s: %s", one.ordinal, one.conversation_id, error)
+        return None

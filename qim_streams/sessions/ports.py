@@ -1,0 +1,195 @@
+"""Ports of the reading side: a user's marks and candidates, heads of conversations, the archive, signals.
+
+Spec: §9.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from qim_streams.membership.ports import Member
+from qim_streams.sessions.rules import ListPlace
+from qim_streams.sync.ports import MailboxAddress
+
+STATES_PAGE_MAX = 1_000
+
+
+class SessionUser(NamedTuple):
+    """Whose list."""
+
+    tenant_id: str
+    user_id: str
+    ordinal: int
+
+
+def user_of(address: MailboxAddress) -> SessionUser:
+    """The user of a signed-on device."""
+    return SessionUser(address.tenant_id, address.user_id, address.ordinal)
+
+
+class Candidate(NamedTuple):
+    """A conversation of a user by its row in the projection. `state` is UserConversationState bytes."""
+
+    conversation_id: str
+    activity: int
+    state: bytes | None
+
+
+class CandidatePage(NamedTuple):
+    """A stretch of a user's conversations, read in one atomic step.
+
+    `restored`: whether what the archive has of the user's states is in this store. `pinned` and `wide` are
+    all that the user has; the latter are those whose rows may be behind their heads. `rows` are the others
+    after the place asked for, newest first; fewer than asked for: there are no more. `size` counts all.
+    """
+
+    restored: bool
+    size: int
+    pinned: list[Candidate]
+    wide: list[Candidate]
+    rows: list[Candidate]
+
+
+class StateChange(NamedTuple):
+    """Replace `expected` (None: there is no state) by `state`, which has this version and pin."""
+
+    conversation_id: str
+    expected: bytes | None
+    state: bytes
+    version: int
+    pinned_at: int
+
+
+class UserStateStore(Protocol):
+    """States of users where they are read and written. StoreError: repeating the call is safe.
+
+    What was replaced is on the list of what the archive lacks, in the same step (`DirtyStates`).
+    """
+
+    async def page(self, user: SessionUser, before: ListPlace | None, limit: int) -> CandidatePage:
+        """See `CandidatePage`; `before` is exclusive, None is the top of the list."""
+
+    async def load(
+        self, user: SessionUser, conversation_ids: Sequence[str]
+    ) -> tuple[bool, list[bytes | None]]:
+        """(restored, the states of these conversations), in one atomic step."""
+
+    async def replace(self, user: SessionUser, changes: Sequence[StateChange]) -> list[bool]:
+        """Apply each change whose expected state is what the store has; which ones were."""
+
+    async def restore(self, user: SessionUser, states: Sequence[StateChange]) -> None:
+        """Put back what the archive has where this store has nothing, and say that it was."""
+
+    async def read_seqs(self, wanted: Sequence[tuple[SessionUser, str]]) -> list[bytes | None]:
+        """The state of each (user, conversation), of many users in one round trip."""
+
+
+class DirtyState(NamedTuple):
+    """A state that the archive may lack; `version` is that of the list, not of the bytes."""
+
+    ordinal: int
+    conversation_id: str
+    version: int
+    state: bytes | None
+
+
+class DirtyStates(Protocol):
+    """What the archive may lack, by lane. StoreError: repeat."""
+
+    async def lanes(self) -> list[tuple[str, int]]:
+        """(tenant, lane) of every list that may hold something."""
+
+    async def take(self, lane: tuple[str, int], limit: int) -> list[DirtyState]:
+        """Up to `limit` of a lane, oldest version first. They stay on the list."""
+
+    async def settle(self, lane: tuple[str, int], done: Sequence[DirtyState]) -> None:
+        """The archive has these; what was changed again meanwhile stays on the list."""
+
+    async def forget_lane(self, lane: tuple[str, int], before_ms: int) -> None:
+        """Take an empty lane off `lanes`, unless something was added since `before_ms`."""
+
+
+class ArchivedState(NamedTuple):
+    """A state's bytes with its address and version."""
+
+    tenant_id: str
+    user_id: str
+    conversation_id: str
+    version: int
+    state: bytes
+
+
+class UserStateReader(Protocol):
+    """The durable copy of the states."""
+
+    async def user_states(
+        self, tenant_id: str, user_id: str, after_conversation_id: str, limit: int
+    ) -> list[ArchivedState]:
+        """States of a user, by id above `after_conversation_id`, ascending, at most `limit`.
+
+        `limit` is 1 to `STATES_PAGE_MAX`. StoreError: read again later.
+        """
+
+
+class UserStateArchive(UserStateReader, Protocol):
+    """The durable copy, for its writer."""
+
+    async def store_states(self, states: Sequence[ArchivedState]) -> None:
+        """Make states durable. Of one address the highest version stands. StoreUnavailable: repeat."""
+
+
+class HeadQuery(NamedTuple):
+    """A conversation, and the number above which its records are wanted."""
+
+    conversation_id: str
+    above_seq: int
+
+
+class HeadView(NamedTuple):
+    """A conversation as one user meets it, and its newest committed records, read in one atomic step.
+
+    `records` descend from `committed_seq`, one for each number (None: not in the hot tier), at least one if
+    there is any, at most as many as the store deems cheap. `activity` is the time of the newest message,
+    in ms (0: none). `peer_id` is the other member of a direct chat.
+    """
+
+    kind: str
+    name: str
+    peer_id: str | None
+    peer_ordinal: int | None
+    dismissed: bool
+    history_policy: str
+    committed_seq: int
+    activity: int
+    member: Member | None
+    records: list[bytes | None]
+
+
+class ConversationHeads(Protocol):
+    """Heads of conversations in bulk. Nothing is written. StoreError: read again later."""
+
+    async def heads(self, tenant_id: str, user_id: str, wanted: Sequence[HeadQuery]) -> list[HeadView | None]:
+        """The head of each, None where there is no such conversation."""
+
+
+class Position(NamedTuple):
+    """How far the list of a user is known to be whole. `seq` is a mailbox_seq of his shard."""
+
+    seq: int
+    complete: bool
+
+
+class ProjectionPosition(Protocol):
+    """Where the projection stands for a user; rebuilds his rows if they were lost."""
+
+    async def position(self, user: SessionUser, shard: int) -> Position:
+        """Every conversation of which an entry up to `seq` is in the user's mailbox has a row."""
+
+    async def watermark(self, user: SessionUser, shard: int) -> int:
+        """W of the user's lane: a single conversation, read after this, is at least as new."""
+
+
+class Signals(Protocol):
+    """What is told to all devices of a user that are connected now. May be lost; never repeated."""
+
+    def tell(self, user: SessionUser, data: bytes) -> None:
+        """Hand `data` (a msgpack frame) to the gateways that have the user. Never waits."""

@@ -1,0 +1,46 @@
+"""How far a user's list is whole; his rows are made whole first where the projection does not vouch for them.
+
+The position is a mailbox_seq of the user's shard: every conversation with an entry up to it has a row. It is
+read before the rows, so what it says holds of them; what comes after it comes to a device as an event
+(scenario A16).
+
+Spec: §7, §9.
+"""
+
+import asyncio
+
+from qim_streams.mailbox.ports import MailboxStore
+from qim_streams.placement import lane_of_ordinal
+from qim_streams.sessions.ports import Position, SessionUser
+from qim_streams.sessions.projection_ports import ProjectionStore
+from qim_streams.sessions.restoring import RestoredStates
+from qim_streams.sessions.session_rebuild import SessionRebuild
+
+
+class Positions:
+    """`ProjectionPosition` on the projection's checkpoints and the mailbox store's W."""
+
+    def __init__(
+        self,
+        mailboxes: MailboxStore,
+        projection: ProjectionStore,
+        rebuild: SessionRebuild,
+        states: RestoredStates,
+    ) -> None:
+        self._mailboxes, self._projection = mailboxes, projection
+        self._rebuild, self._states = rebuild, states
+
+    async def position(self, user: SessionUser, shard: int) -> Position:
+        """See the port. States are put back before rows are rebuilt out of them."""
+        watermark, (checkpoint,), _ = await asyncio.gather(
+            self.watermark(user, shard), self._projection.checkpoints([shard]), self._states.load(user, [])
+        )
+        vouched = await self._rebuild.ensure(user.tenant_id, user.user_id, user.ordinal)
+        if not vouched or checkpoint is None:
+            return Position(watermark, vouched)  # rebuilt out of everything up to W or beyond
+        return Position(min(watermark, checkpoint.offset), vouched)
+
+    async def watermark(self, user: SessionUser, shard: int) -> int:
+        """See the port."""
+        state = await self._mailboxes.watermark(shard)
+        return state.lanes[lane_of_ordinal(user.ordinal)]

@@ -1,0 +1,274 @@
+"""The session list of a user: pages, single rows, totals.
+
+1. Where the projection stands is read first, so that whatever comes after that position comes as an event.
+2. Candidates: rows of the projection with the user's states, one atomic read. What the archive has of the
+   states is put back first, if this store has lost it.
+3. Heads of a chunk of conversations, one call per Outbox partition, with their newest messages; only what
+   has more unread than those is read further, in either tier.
+
+A page is a cut of the list as it stands at that moment. A conversation that moves up while a client pages
+is behind the client's cursor then; the event that moved it is above the position of the first page, so
+nothing is lost. Every row is absolute.
+
+Bounded: lists at once, candidates per request, numbers per row.
+
+Spec: §8 (2), §9. Scenarios A16 F4 F5 F8 F10.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from qim_streams.history.rules import Span
+from qim_streams.sessions.ports import (
+    Candidate,
+    ConversationHeads,
+    HeadQuery,
+    HeadView,
+    Position,
+    ProjectionPosition,
+    SessionUser,
+    UserStateReader,
+    UserStateStore,
+)
+from qim_streams.sessions.restoring import RestoredStates, state_of
+from qim_streams.sessions.rules import (
+    ListPlace,
+    RowView,
+    TailMessage,
+    TailWalk,
+    Totals,
+    Unread,
+    decode_place,
+    is_hidden,
+    totals,
+)
+from qim_streams.sessions.state import UserConversationState
+from qim_streams.sessions.tails import Tails, parsed
+
+CHUNK: Final = 100  # candidates of one read
+CHUNKS_MAX: Final = 8  # of one request: a filter that finds little ends its page there
+LISTS_AT_ONCE_MAX: Final = 32  # in the whole process
+WIDE_MAX: Final = 256  # conversations whose place is read from their heads, per user
+TOTALS_MAX: Final = 100  # conversations that totals look at; more are said to be incomplete
+ALL, UNREAD, MUTED = "all", "unread", "muted"
+
+
+class ListQuery(NamedTuple):
+    """A page: `only` is all, unread or muted; without a cursor from the top."""
+
+    cursor: str | None
+    limit: int
+    only: str = ALL
+    pinned_first: bool = False
+
+
+@dataclass(slots=True)
+class ListRow:
+    """A conversation in a list. `peer_read_seq`: of the other member of a direct chat, None if not known."""
+
+    view: RowView
+    activity: int
+    unread: Unread
+    last: TailMessage | None
+    peer_read_seq: int | None = None
+
+
+class ListPage(NamedTuple):
+    """A page. `next_cursor` None: this was the last one."""
+
+    rows: list[ListRow]
+    next_cursor: str | None
+    position: Position
+
+
+class Found(NamedTuple):
+    """A conversation of a user, with everything that its row is made of."""
+
+    conversation_id: str
+    activity: int
+    state: UserConversationState
+    head: HeadView
+
+
+class SessionLists:
+    """Makes lists; holds nothing beyond the reads under way."""
+
+    def __init__(
+        self,
+        states: UserStateStore,
+        archive: UserStateReader,
+        heads: ConversationHeads,
+        tails: Tails,
+        positions: ProjectionPosition,
+    ) -> None:
+        self._states, self._read_seqs = RestoredStates(states, archive), states.read_seqs
+        self._heads, self._tails, self._positions = heads, tails, positions
+        self._slots = asyncio.Semaphore(LISTS_AT_ONCE_MAX)
+
+    # -- pages
+
+    async def page(self, user: SessionUser, shard: int, query: ListQuery) -> ListPage:
+        """The page. AdmissionRefused FIELD_INVALID: not a cursor of ours. StoreError: ask again later.
+
+        A first page with `pinned_first` begins with all pinned conversations, beyond `limit`; at their own
+        places they come again.
+        """
+        place = decode_place(query.cursor) if query.cursor else None
+        async with self._slots:
+            position = await self._positions.position(user, shard)
+            rows: list[ListRow] = []
+            if query.pinned_first and place is None:
+                pinned = (await self._states.page(user, None, 1)).pinned
+                rows = [row for row in await self._listed(user, pinned) if _wanted(row, query.only)]
+            on_top = {row.view.conversation_id for row in rows}
+            wanted = query.limit + len(rows)
+            for _ in range(CHUNKS_MAX):
+                chunk, more = await self._chunk(user, place, min(CHUNK, wanted - len(rows)))
+                if chunk:
+                    place = ListPlace(chunk[-1].activity, chunk[-1].conversation_id)
+                listed = await self._listed(user, [one for one in chunk if one.conversation_id not in on_top])
+                rows += [row for row in listed if _wanted(row, query.only)]
+                if not more or len(rows) >= wanted:
+                    break
+        return ListPage(rows, place.encode() if more and place is not None else None, position)
+
+    async def totals(self, user: SessionUser, shard: int) -> Totals:
+        """The sums over the newest conversations, `TOTALS_MAX` of them and the wide ones."""
+        async with self._slots:
+            position, page = await asyncio.gather(
+                self._positions.position(user, shard), self._states.page(user, None, TOTALS_MAX)
+            )
+            rows = await self._listed(user, [*page.rows, *page.wide[:WIDE_MAX]], peers=False)
+        looked = len(page.rows) + min(len(page.wide), WIDE_MAX)
+        return totals(
+            [(row.unread, row.view.state.muted) for row in rows], position.complete and page.size <= looked
+        )
+
+    # -- rows, also for those who change states
+
+    async def states(
+        self, user: SessionUser, conversation_ids: Sequence[str]
+    ) -> list[tuple[bytes | None, UserConversationState]]:
+        """The stored bytes and the state of each; where nothing is stored, (None, a state of nothing)."""
+        found = await self._states.load(user, conversation_ids)
+        pairs = zip(found, conversation_ids, strict=True)
+        return [(data, state_of(user, name, data)) for data, name in pairs]
+
+    async def heads(self, user: SessionUser, wanted: Sequence[HeadQuery]) -> list[HeadView | None]:
+        """Heads of conversations, as `ConversationHeads.heads`."""
+        return await self._heads.heads(user.tenant_id, user.user_id, wanted)
+
+    async def watermark(self, user: SessionUser, shard: int) -> int:
+        """W of the user's lane."""
+        return await self._positions.watermark(user, shard)
+
+    async def rows(self, user: SessionUser, found: Sequence[Found], *, peers: bool = True) -> list[ListRow]:
+        """The row of each conversation, hidden ones included."""
+        walks = [TailWalk(view_of(one)) for one in found]
+        for one, walk in zip(found, walks, strict=True):
+            _feed(walk, one.head)
+        await asyncio.gather(*(self._finish(user, walk) for walk in walks if not walk.is_done))
+        rows = [
+            ListRow(walk.view, max(one.activity, _head_activity(one)), walk.unread(), walk.last)
+            for one, walk in zip(found, walks, strict=True)
+        ]
+        if peers:
+            await self._add_peers(user, found, rows)
+        return rows
+
+    # -- steps
+
+    async def _chunk(
+        self, user: SessionUser, place: ListPlace | None, limit: int
+    ) -> tuple[list[Candidate], bool]:
+        """The candidates after `place`, in order, and whether there are more behind them."""
+        page = await self._states.page(user, place, limit)
+        merged = page.rows
+        if page.wide:
+            merged = merged + [one for one in await self._placed(user, page.wide) if _is_after(one, place)]
+            merged.sort(key=lambda one: (one.activity, one.conversation_id), reverse=True)
+        return merged[:limit], len(page.rows) == limit or len(merged) > limit
+
+    async def _placed(self, user: SessionUser, wide: Sequence[Candidate]) -> list[Candidate]:
+        """Wide conversations with the activity of their heads, where the user is still a member."""
+        newest = sorted(wide, key=lambda one: one.activity, reverse=True)[:WIDE_MAX]
+        none_above = [HeadQuery(one.conversation_id, 2**53) for one in newest]
+        heads = await self._heads.heads(user.tenant_id, user.user_id, none_above)
+        return [
+            one if head is None or head.member is None or not head.member.active
+            else one._replace(activity=max(one.activity, head.activity))
+            for one, head in zip(newest, heads, strict=True)
+        ]  # fmt: skip
+
+    async def _listed(
+        self, user: SessionUser, candidates: Sequence[Candidate], *, peers: bool = True
+    ) -> list[ListRow]:
+        """Rows of those that exist, were ever for the user, and are not hidden."""
+        states = [state_of(user, one.conversation_id, one.state) for one in candidates]
+        wanted = [
+            HeadQuery(state.conversation_id, max(state.read_seq, state.deleted_to_seq)) for state in states
+        ]
+        heads = await self._heads.heads(user.tenant_id, user.user_id, wanted) if wanted else []
+        found = [
+            Found(one.conversation_id, one.activity, state, head)
+            for one, state, head in zip(candidates, states, heads, strict=True)
+            if head is not None and head.member is not None and not is_hidden(state, head.committed_seq)
+        ]
+        return await self.rows(user, found, peers=peers)
+
+    async def _finish(self, user: SessionUser, walk: TailWalk) -> None:
+        while (span := walk.next_span()) is not None:
+            name = walk.view.conversation_id
+            walk.take(span, await self._tails.read(user.tenant_id, name, span))
+
+    async def _add_peers(self, user: SessionUser, found: Sequence[Found], rows: Sequence[ListRow]) -> None:
+        known = [
+            (row, SessionUser(user.tenant_id, one.head.peer_id, one.head.peer_ordinal))
+            for one, row in zip(found, rows, strict=True)
+            if one.head.peer_id is not None and one.head.peer_ordinal is not None
+        ]
+        stored = await self._read_seqs([(peer, row.view.conversation_id) for row, peer in known])
+        for (row, peer), data in zip(known, stored, strict=True):
+            row.peer_read_seq = state_of(peer, row.view.conversation_id, data).read_seq
+
+
+def view_of(one: Found) -> RowView:
+    """What a row is made of, besides the messages."""
+    head = one.head
+    return RowView(
+        one.conversation_id,
+        head.kind,
+        head.name,
+        head.peer_id,
+        head.dismissed,
+        head.committed_seq,
+        head.history_policy,
+        head.member,
+        one.state,
+    )
+
+
+def _feed(walk: TailWalk, head: HeadView) -> None:
+    """Give a walk what came with the head, as far as it is in one piece."""
+    if walk.view.end != head.committed_seq:
+        return
+    for seq, record in zip(range(head.committed_seq, 0, -1), head.records, strict=False):
+        if record is None or walk.is_done:
+            return
+        walk.take(Span(seq, seq), parsed([(seq, record)]))
+
+
+def _head_activity(one: Found) -> int:
+    return one.activity if one.activity else one.head.activity
+
+
+def _is_after(one: Candidate, place: ListPlace | None) -> bool:
+    return place is None or (one.activity, one.conversation_id) < place
+
+
+def _wanted(row: ListRow, only: str) -> bool:
+    if only == UNREAD:
+        return row.unread.messages > 0
+    return only == ALL or row.view.state.muted

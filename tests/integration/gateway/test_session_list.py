@@ -1,0 +1,227 @@
+"""The session list on real sockets, both encodings: pages, marks, deltas to other devices, receipts, totals.
+
+Scenarios F13 F14 F17 C17; totals of AUTH_OK; deleted messages in history.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from qim_streams.errors import StoreUnavailable
+from qim_streams.wire import CODECS, JSON, MSGPACK, Codec
+from qim_streams.wire.frames import Error, HistoryBreak, HistoryPage, PullHistory
+from qim_streams.wire.frames_group import GroupCreate, GroupState
+from qim_streams.wire.frames_sessions import (
+    ClearConversation,
+    DeleteMessages,
+    HideConversation,
+    MarkRead,
+    PullSessionList,
+    ReadReceipt,
+    SessionDelta,
+    SessionList,
+    SessionState,
+    SetMute,
+    SetPin,
+)
+from tests.support.gateway_world import GatewayWorld, WireClient
+from tests.support.session_world import SessionWorld
+from tests.support.waiting import eventually
+
+BOTH = pytest.mark.parametrize("codec", CODECS.values(), ids=lambda c: c.subprotocol)
+ALWAYS = ((0, None),)
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[GatewayWorld]:
+    async with GatewayWorld().running() as running:
+        yield running
+
+
+def sessions_of(world: GatewayWorld, *names: str) -> SessionWorld:
+    """The session list behind the gateway; its users have the gateway's ordinals."""
+    for name in names:
+        world.session_world.user(name, world.address(name).ordinal)
+    return world.session_world
+
+
+async def chat_with_20(world: GatewayWorld) -> tuple[SessionWorld, str]:
+    """A direct chat in which ben has said 20 messages."""
+    lists = sessions_of(world, "ann", "ben")
+    chat = lists.direct("ann", "ben")
+    for name in ("ann", "ben"):
+        await lists.saw(name, chat, 5)
+    lists.say(chat, "ben", 20, body=b"hello")
+    return lists, chat
+
+
+@BOTH
+async def test_a_page_over_the_wire(world: GatewayWorld, codec: Codec) -> None:
+    _, chat = await chat_with_20(world)
+    async with await WireClient.connect(world.url, codec) as ann:
+        auth = await ann.sign_on("ann")
+        assert (auth.total_unread, auth.total_mention, auth.muted_unread) == (20, 0, 0)
+        assert auth.projection_complete
+        page = await ann.call(PullSessionList(5))
+        assert isinstance(page, SessionList)
+        (row,) = page.rows
+        assert (row.conversation_id, row.kind, row.peer_user_id) == (chat, "direct", "ben")
+        assert (row.unread, row.unread_exact, row.latest_seq, row.read_seq) == (20, True, 20, 0)
+        assert row.last is not None
+        assert (row.last.preview, row.last.sender_id) == (b"hello", "ben")
+        assert (page.rid, page.next_cursor, page.projection_complete) == (5, None, True)
+
+
+@BOTH
+async def test_f14_marks_reach_the_other_devices_and_the_peer(world: GatewayWorld, codec: Codec) -> None:
+    """F13 F14: 10 of 20, then 4: 10. The reader's other device hears once, the peer gets a receipt (F7)."""
+    _, chat = await chat_with_20(world)
+    async with (
+        await WireClient.connect(world.url, codec) as phone,
+        await WireClient.connect(world.url, JSON if codec.binary else MSGPACK) as laptop,
+        await WireClient.connect(world.url, codec) as ben,
+    ):
+        await phone.sign_on("ann", device="phone")
+        await laptop.sign_on("ann", device="laptop")
+        await ben.sign_on("ben")
+        first = await phone.call(MarkRead(3, chat, 10))
+        assert isinstance(first, SessionState)
+        assert (first.rid, first.row.read_seq, first.row.unread) == (3, 10, 10)
+        late = await phone.call(MarkRead(4, chat, 4))
+        assert (late.row.read_seq, late.row.unread) == (10, 10)
+        delta = await laptop.expect(SessionDelta)
+        assert (delta.version, delta.projection_mailbox_seq) == (first.row.version, -1)
+        assert [(row.conversation_id, row.read_seq, row.unread) for row in delta.rows] == [(chat, 10, 10)]
+        assert await ben.expect(ReadReceipt) == ReadReceipt(chat, "ann", 10)
+        (row,) = (await ben.call(PullSessionList(9))).rows
+        assert (row.peer_read_seq, row.unread) == (10, 0)
+        beyond = await laptop.call(MarkRead(5, chat, 10_000))
+        assert beyond.row.read_seq == 20, "at most what was said"
+
+
+@BOTH
+async def test_mute_pin_hide_clear(world: GatewayWorld, codec: Codec) -> None:
+    lists, chat = await chat_with_20(world)
+    async with await WireClient.connect(world.url, codec) as ann:
+        await ann.sign_on("ann")
+        assert (await ann.call(SetMute(1, chat, True))).row.muted
+        assert (await ann.call(SetPin(2, chat, True))).row.pinned_at > 0
+        async with await WireClient.connect(world.url, codec) as again:
+            auth = await again.sign_on("ann", device="tablet")
+            assert (auth.total_unread, auth.muted_unread) == (20, 20)
+        assert (await ann.call(HideConversation(3, chat))).row.hidden
+        assert (await ann.call(PullSessionList(4))).rows == []
+        lists.say(chat, "ben")
+        (row,) = (await ann.call(PullSessionList(5, pinned_first=True, limit=1))).rows
+        assert (row.unread, row.hidden) == (21, False)
+        cleared = await ann.call(ClearConversation(6, chat, None, True))
+        assert (cleared.row.unread, cleared.row.deleted_to_seq, cleared.row.last) == (0, 21, None)
+        assert (await ann.call(PullSessionList(7, only="unread"))).rows == []
+
+
+@BOTH
+async def test_history_leaves_out_what_was_deleted(world: GatewayWorld, codec: Codec) -> None:
+    """Floor and single deletes are breaks with the reason `deleted`; the page's edges stay exact."""
+    _, chat = await chat_with_20(world)
+    async with (
+        await WireClient.connect(world.url, codec) as ann,
+        await WireClient.connect(world.url, codec) as ben,
+    ):
+        await ann.sign_on("ann")
+        await ben.sign_on("ben")
+        await ann.call(ClearConversation(1, chat, 12))
+        await ann.call(DeleteMessages(2, chat, [14, 15, 18]))
+        page = await ann.call(PullHistory(3, chat, "newer"))
+        assert isinstance(page, HistoryPage)
+        assert [message.conversation_seq for message in page.messages] == [13, 16, 17, 19, 20]
+        assert page.breaks == [
+            HistoryBreak(1, 12, "deleted"),
+            HistoryBreak(14, 15, "deleted"),
+            HistoryBreak(18, 18, "deleted"),
+        ]
+        assert (page.next_anchor, page.has_more, page.latest_seq) == (20, False, 20)
+        small = await ann.call(PullHistory(4, chat, "older", 20, 3))
+        assert [message.conversation_seq for message in small.messages] == [16, 17, 19]
+        rest = await ann.call(PullHistory(5, chat, "older", small.next_anchor))
+        assert [message.conversation_seq for message in rest.messages] == [13]
+        assert rest.next_anchor == 1
+        whole = await ben.call(PullHistory(6, chat, "newer"))
+        assert (len(whole.messages), whole.breaks) == (20, [])
+
+
+async def test_refusals_name_the_request(world: GatewayWorld) -> None:
+    lists, chat = await chat_with_20(world)
+    async with await WireClient.connect(world.url) as eve:
+        await eve.sign_on("eve")
+        for number, (frame, name) in enumerate(
+            [
+                (MarkRead(1, chat, 3), "NOT_MEMBER"),
+                (SetMute(1, "nowhere", True), "NO_CONVERSATION"),
+                (PullSessionList(1, "nonsense"), "FIELD_INVALID"),
+            ]
+        ):
+            answer = await eve.call(frame._replace(rid=number))
+            assert isinstance(answer, Error), answer
+            assert (answer.name, answer.rid, answer.temporary) == (name, number, False)
+        lists.states.unavailable = True
+        answer = await eve.call(PullSessionList(8))
+        assert (answer.name, answer.temporary, answer.rid) == ("STORE_UNAVAILABLE", True, 8)
+
+
+async def test_a_sign_on_waits_for_no_totals(world: GatewayWorld) -> None:
+    """A store that is away or slow: the totals are not complete, and the device is let in."""
+    lists, _ = await chat_with_20(world)
+    lists.states.unavailable = True
+    async with await WireClient.connect(world.url) as ann:
+        auth = await ann.sign_on("ann")
+        assert (auth.total_unread, auth.projection_complete) == (0, False)
+
+
+async def test_new_members_have_the_group_before_its_first_message(world: GatewayWorld) -> None:
+    lists = sessions_of(world, "ann", "ben")
+    lists.past.group({"ann": ALWAYS, "ben": ALWAYS}, chat="g.new")
+    async with await WireClient.connect(world.url) as ann:
+        await ann.sign_on("ann")
+        assert isinstance(await ann.call(GroupCreate(1, ["ben"])), GroupState)
+        ben = lists.user("ben")
+        await eventually(lambda: lists.projection.rows.get((ben.tenant_id, ben.ordinal)))
+        (row,) = (await lists.page("ben")).rows
+        assert (row.view.conversation_id, row.unread.messages, row.last) == ("g.new", 0, None)
+
+
+async def test_c17_a_storm_of_marks_is_folded(world: GatewayWorld) -> None:
+    """C17 F19: hundreds of marks from two devices, out of order: the highest stands, few writes, one end."""
+    lists, chat = await chat_with_20(world)
+    async with (
+        await WireClient.connect(world.url) as phone,
+        await WireClient.connect(world.url) as laptop,
+    ):
+        await phone.sign_on("ann", device="phone")
+        await laptop.sign_on("ann", device="laptop")
+        marks = [(number * 7) % 20 for number in range(200)]
+        for number, seq in enumerate(marks):
+            await (phone, laptop)[number % 2].send(MarkRead(number, chat, seq))
+        answers: list[SessionState] = []
+        for client in (phone, laptop):
+            while len([one for one in answers if one.rid % 2 == (client is laptop)]) < 100:
+                frame = await client.receive()
+                if isinstance(frame, SessionState):
+                    answers.append(frame)
+        assert sorted(one.rid for one in answers) == list(range(200)), "one answer each"
+        assert max(one.row.read_seq for one in answers) == max(marks) == 19
+        assert (await lists.row("ann", chat)).view.state.read_seq == 19
+        assert len(lists.signals.told) <= 2 * 20, "each told mark moved the position"
+
+
+async def test_an_error_of_the_store_reaches_every_caller(world: GatewayWorld) -> None:
+    lists, chat = await chat_with_20(world)
+    lists.states.unavailable = True
+    actor = lists.actor("ann")
+    results = await asyncio.gather(
+        *(lists.actions.mark_read(actor, chat, seq) for seq in (5, 9, 7)), return_exceptions=True
+    )
+    assert [type(one) for one in results] == [StoreUnavailable] * 3
+    lists.states.unavailable = False
+    changed = await asyncio.gather(*(lists.actions.mark_read(actor, chat, seq) for seq in (5, 9, 7)))
+    assert {one.row.view.state.read_seq for one in changed} == {9}
