@@ -21,8 +21,6 @@ from tests.support.report import read_so_far
 ROOT = Path(__file__).resolve().parents[1]
 # The longest pieces first: what is left at the end is short and fills both processes.
 SIDE_BY_SIDE = (
-    "tests/integration/streaming",
-    "tests/integration/pipeline",
     "tests/integration",
     "tests/contract",
     "tests/model",

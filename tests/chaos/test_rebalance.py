@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.conftest import StartStack, UnderTraffic, new_seed
+from tests.chaos.conftest import UnderTraffic, new_seed
 from tests.support.processes import ExtraWorker
 from tests.support.stack import StackProcess
 from tests.support.traffic import Plan, Traffic
@@ -26,8 +26,8 @@ FREEZE_S = 4.5  # half as long again as the lease and the session timeout of the
 
 
 @pytest.fixture(scope="module")
-def stack(start_stack: StartStack) -> StackProcess:
-    return start_stack("rebalance", "--quick")
+def stack(common_stack: StackProcess) -> StackProcess:
+    return common_stack
 
 
 class Crowd:

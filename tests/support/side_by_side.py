@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-# Directory -> the name of what its tests share.
+# Directory or file -> the name of what its tests share.
 TOGETHER = {
     "tests/integration/commit/": "the servers of the writers",
-    "tests/integration/history/": "the whole stack",
-    "tests/integration/loadgen/": "the whole stack",
+    "tests/integration/history/test_history_stack.py": "the whole stack",
+    "tests/integration/loadgen/test_bench.py": "the whole stack",
     "tests/integration/scenarios/": "the whole stack",
     "tests/integration/archive/": "the log of the archivers",
 }
@@ -23,8 +23,8 @@ APART = "tests/model/"
 
 def piece_of(nodeid: str) -> str:
     """The piece of work to which a test belongs."""
-    for directory, shared in TOGETHER.items():
-        if nodeid.startswith(directory):
+    for path, shared in TOGETHER.items():
+        if nodeid.startswith(path):
             return shared
     return nodeid if nodeid.startswith(APART) else nodeid.split("::", 1)[0]
 

@@ -1,5 +1,6 @@
 """How tests are shared out to processes, and what the everyday run makes of its stages."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,20 @@ def test_a_file_is_a_piece_unless_its_directory_shares_servers() -> None:
     assert history != piece_of("tests/integration/commit/test_writer_process.py::v")
 
 
-def test_every_directory_that_shares_exists() -> None:
-    assert all((ROOT / directory).is_dir() for directory in TOGETHER)
+def test_all_that_share_exist() -> None:
+    assert all((ROOT / path).exists() for path in TOGETHER)
+
+
+def test_whoever_uses_the_whole_stack_is_in_its_piece() -> None:
+    """Another process would start a second one."""
+    uses = [
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "tests" / "integration").rglob("test_*.py")
+        if re.search(r"\b(whole_stack|cast): ", path.read_text())
+        and "client/" not in path.as_posix()  # has a stack of its own
+    ]
+    assert len(uses) > 5
+    assert {piece_of(f"{path}::test") for path in uses} == {"the whole stack"}
 
 
 def test_every_suite_is_in_exactly_one_stage() -> None:
