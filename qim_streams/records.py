@@ -16,7 +16,7 @@ Spec: §3, §4, §5, §6.
 import struct
 from typing import Any, NamedTuple
 
-from qim_streams.codec import pack_fields, unpack_fields
+from qim_streams.codec import Layout, pack_fields
 from qim_streams.errors import RecordError
 from qim_streams.ids import ID_BYTES
 
@@ -37,14 +37,6 @@ _U32 = struct.Struct("<I")
 
 # A record from a tuple that is known to fit: a NamedTuple's own __new__ costs twice as much.
 _new = tuple.__new__
-
-
-def _typed(what: str, values: tuple[Any, ...], kinds: tuple[Any, ...]) -> None:
-    if all(map(isinstance, values, kinds)):
-        return
-    for index, kind in enumerate(kinds):
-        if not isinstance(values[index], kind):
-            raise RecordError(f"{what}: field {index} is {type(values[index]).__name__}")
 
 
 def _id16(what: str, *values: bytes) -> None:
@@ -87,7 +79,7 @@ class MessageRecord(NamedTuple):
         return pack_fields(self[2:15] + self.extra)
 
 
-_MESSAGE_KINDS = (str, str, bytes, bytes, str, int, str, str, int, int, int, int, bytes)
+_MESSAGE = Layout("MessageRecord", str, str, bytes, bytes, str, int, str, str, int, int, int, int, bytes)
 
 
 def decode_message(data: bytes) -> MessageRecord:
@@ -97,8 +89,7 @@ def decode_message(data: bytes) -> MessageRecord:
     version, seq, membership_version = _HEAD.unpack_from(data)
     if version != 1:
         raise RecordError(f"MessageRecord: version {version}, this reader knows version 1")
-    fields = unpack_fields(data, 13, "MessageRecord", _HEAD.size)
-    _typed("MessageRecord", fields, _MESSAGE_KINDS)
+    fields = _MESSAGE.read(data, _HEAD.size)
     if not (len(fields[2]) == ID_BYTES == len(fields[3])):
         _id16("MessageRecord", fields[2], fields[3])
     extra = fields[13:]
@@ -123,20 +114,12 @@ class OutboxRecord(NamedTuple):
         return pack_fields(self[:4] + self.extra)
 
 
-_OUTBOX_KINDS = (bytes, int, int, (dict, type(None)))
+_OUTBOX = Layout("OutboxRecord", bytes, int, int, dict[int, tuple[int, bytes]] | None)
 
 
 def decode_outbox(data: bytes) -> OutboxRecord:
     """An OutboxRecord from its bytes; RecordError if they are not one."""
-    fields = unpack_fields(data, 4, "OutboxRecord")
-    _typed("OutboxRecord", fields, _OUTBOX_KINDS)
-    members = fields[3]
-    if members is not None:
-        for shard, part in members.items():
-            if not (isinstance(shard, int) and type(part) is tuple and len(part) == 2):
-                raise RecordError("OutboxRecord: members is not {shard: [version, ordinals]}")
-            if not (type(part[0]) is int and type(part[1]) is bytes):
-                _typed("OutboxRecord.members", part, (int, bytes))
+    fields = _OUTBOX.read(data)
     return _new(OutboxRecord, (*fields[:4], fields[4:]))
 
 
@@ -171,15 +154,14 @@ class GroupDispatch(NamedTuple):
         return pack_fields(self[:20] + self.extra)
 
 
-_DISPATCH_HEAD_KINDS = (str, bytes, bytes, str, int, bytes, str, int, int, int)
-_DISPATCH_TEMPLATE_KINDS = (int, int, str, str, bytes, int, int, int, int, (bytes, type(None)))
-_DISPATCH_KINDS = (*_DISPATCH_HEAD_KINDS, *_DISPATCH_TEMPLATE_KINDS)
+_DISPATCH_HEAD = (str, bytes, bytes, str, int, bytes, str, int, int, int)
+_DISPATCH_TEMPLATE = (int, int, str, str, bytes, int, int, int, int, bytes | None)
+_DISPATCH = Layout("GroupDispatch", *_DISPATCH_HEAD, *_DISPATCH_TEMPLATE)
 
 
 def decode_dispatch(data: bytes) -> GroupDispatch:
     """A GroupDispatch from its bytes; RecordError if they are not one."""
-    fields = unpack_fields(data, 20, "GroupDispatch")
-    _typed("GroupDispatch", fields, _DISPATCH_KINDS)
+    fields = _DISPATCH.read(data)
     if not (len(fields[1]) == len(fields[2]) == ID_BYTES == len(fields[5])):
         _id16("GroupDispatch", fields[1], fields[2], fields[5])
     if fields[19] is not None and len(fields[19]) % 4:
@@ -206,13 +188,12 @@ class UserMailboxEntry(NamedTuple):
         return pack_fields(self[:9] + self.extra)
 
 
-_ENTRY_KINDS = (int, bytes, str, int, str, int, int, (str, type(None)), int)
+_ENTRY = Layout("UserMailboxEntry", int, bytes, str, int, str, int, int, str | None, int)
 
 
 def decode_entry(data: bytes) -> UserMailboxEntry:
     """A UserMailboxEntry from its bytes; RecordError if they are not one."""
-    fields = unpack_fields(data, 9, "UserMailboxEntry")
-    _typed("UserMailboxEntry", fields, _ENTRY_KINDS)
+    fields = _ENTRY.read(data)
     _id16("UserMailboxEntry", fields[1])
     return _new(UserMailboxEntry, (*fields[:9], fields[9:]))
 
@@ -234,10 +215,12 @@ class Presence(NamedTuple):
         return pack_fields(tuple(self))
 
 
+_PRESENCE = Layout("Presence", str, str, int, str, int, int, int, int)
+
+
 def decode_presence(data: bytes) -> Presence:
     """A Presence from its bytes; RecordError if they are not one."""
-    fields = unpack_fields(data, 8, "Presence")
-    _typed("Presence", fields, (str, str, int, str, int, int, int, int))
+    fields = _PRESENCE.read(data)
     return Presence(*fields[:8])
 
 
@@ -287,25 +270,19 @@ class PushBatch(NamedTuple):
         return pack_fields(tuple(self))
 
 
+_RECIPIENT = tuple[int, int, bytes, int, int, str | None]
+_ITEM = tuple[int, int, bytes, tuple[_RECIPIENT, ...], int]
+_PUSH = Layout("PushBatch", str, int, int, tuple[_ITEM, ...], tuple[tuple[int, int, int], ...])
+
+
 def decode_push(data: bytes) -> PushBatch:
     """A PushBatch from its bytes; RecordError if they are not one."""
-    fields = unpack_fields(data, 5, "PushBatch")
-    _typed("PushBatch", fields, (str, int, int, tuple, tuple))
-    try:
-        items = [
-            _new(PushItem, (seq, ordinal, body, [_recipient(one) for one in recipients], at))
-            for seq, ordinal, body, recipients, at in fields[3]
-        ]
-        ready = [PresenceReady(*one) for one in fields[4]]
-    except (TypeError, ValueError) as error:
-        raise RecordError(f"PushBatch: malformed item ({error})") from error
-    return PushBatch(fields[0], fields[1], fields[2], items, ready)
-
-
-def _recipient(fields: tuple[Any, ...]) -> Recipient:
-    if len(fields) != 6:
-        raise ValueError(f"a recipient of {len(fields)} fields")
-    return _new(Recipient, fields)
+    fields = _PUSH.read(data)
+    items = [
+        _new(PushItem, (seq, ordinal, body, [_new(Recipient, one) for one in recipients], at))
+        for seq, ordinal, body, recipients, at in fields[3]
+    ]
+    return PushBatch(fields[0], fields[1], fields[2], items, [PresenceReady(*one) for one in fields[4]])
 
 
 def pack_ordinals(ordinals: list[int]) -> bytes:

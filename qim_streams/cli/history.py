@@ -21,6 +21,7 @@ _PAGE = Schema(HistoryPage)
 _WORDS = {
     "before_join": "before the first join",
     "not_member": "while not a member",
+    "deleted": "deleted by the user",
     "unused": "never used",
     "unreadable": "damaged records",
 }

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-import msgpack
+import msgspec
 from blake3 import blake3
 
 from qim_streams import ids
@@ -31,7 +31,7 @@ from qim_streams.records import (
 BODY_DIGEST_BYTES = 8
 _U64_MAX = 2**64 - 1
 
-_pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
+_pack = msgspec.msgpack.Encoder().encode
 _DISPATCH_START = b"\x01\xdc\x00\x14"  # version, array of 20 fields
 _ID_START = b"\xc4\x10"  # 16 bytes follow
 

@@ -37,6 +37,8 @@ class _Shard:
     mailboxes: dict[tuple[str, int], _Mailbox] = field(default_factory=dict)
     trims: dict[tuple[str, int], int] = field(default_factory=dict)
     ages: dict[int, int] = field(default_factory=dict)  # W -> when
+    promised: int = rule.NOTHING
+    floor: int = rule.NOTHING
 
 
 class MemoryMailboxStore:
@@ -101,7 +103,7 @@ class MemoryMailboxStore:
     async def watermarks(self, shards: Sequence[int]) -> list[WatermarkState]:
         """See `MailboxStore.watermarks`."""
         states = [self._shard(shard) for shard in shards]
-        return [WatermarkState(s.epoch, s.lanes, s.open_record, s.open_steps) for s in states]
+        return [WatermarkState(s.epoch, s.lanes, s.open_record, s.open_steps, s.promised) for s in states]
 
     async def watermark(self, shard: int) -> WatermarkState:
         """See `MailboxStore.watermark`."""
@@ -133,7 +135,13 @@ class MemoryMailboxStore:
 
     async def trim_watermark(self, shard: int, tenant_id: str, ordinal: int) -> int:
         """See `MailboxStore.trim_watermark`."""
-        return self._shard(shard).trims.get((tenant_id, ordinal), rule.NOTHING)
+        state = self._shard(shard)
+        return max(state.floor, state.trims.get((tenant_id, ordinal), rule.NOTHING))
+
+    async def promise(self, shard: int, epoch: int, promised: int, lost_through: int) -> None:
+        """See `MailboxStore.promise`."""
+        state = self._fenced_by_owner(shard, epoch)
+        state.promised, state.floor = promised, max(state.floor, lost_through)
 
     async def aged(
         self, shard: int, epoch: int, now_ms: int, covered: int, retention_ms: int, note_ms: int

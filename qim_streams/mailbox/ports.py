@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+NOTHING = -1
+
 
 class EntryGroup(NamedTuple):
     """One stored value for many mailboxes. `ordinals` are the users that get it, ascending."""
@@ -23,13 +25,15 @@ class WatermarkState:
     """A shard as the store holds it: 64 watermarks (-1 = nothing) and the last writer's epoch.
 
     `open_record` names a record that is being written in several steps ("" = none); its first
-    `open_steps` steps are in the store.
+    `open_steps` steps are in the store. `promised`: W has been there before; a lane that stands below is
+    being written again, and what it lacks is not gone.
     """
 
     epoch: int
     lanes: tuple[int, ...]
     open_record: str = ""
     open_steps: int = 0
+    promised: int = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +106,17 @@ class MailboxStore(Protocol):
         """
 
     async def trim_watermark(self, shard: int, tenant_id: str, ordinal: int) -> int:
-        """effective_trim(user): everything at or below may be gone; -1 when nothing was trimmed."""
+        """effective_trim(user): everything at or below may be gone; -1 when nothing was trimmed.
+
+        Not below what `promise` said of the whole shard.
+        """
+
+    async def promise(self, shard: int, epoch: int, promised: int, lost_through: int) -> None:
+        """Say how far W had come before the store lost writes, and up to where the log is gone. Fenced.
+
+        `promised` replaces what was said before (-1: nothing is owed); `lost_through` is an effective_trim of
+        everybody and never goes down.
+        """
 
 
 Puts = Mapping[bytes, bytes | None]

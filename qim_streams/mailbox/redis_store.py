@@ -3,7 +3,8 @@
 Keys (all of a shard in one slot, hash tag ``{s:k}``)::
 
     {s:k}:epoch                 epoch of the shard's owner, written by the lease store
-    {s:k}:w                     hash: w packed watermark, epoch of its last writer, open, steps
+    {s:k}:w                     hash: w packed watermark, epoch of its last writer, open, steps; after a
+                                loss promised (how far W has been) and floor (trim of everybody)
     {s:k}:mb:<tenant>:<ordinal> stream: id <mailbox_seq + 1>-<event_ordinal + 1>, field e
     {s:k}:trim:<tenant>         hash: ordinal -> effective trim
 
@@ -42,6 +43,7 @@ class RedisMailboxStore:
         self._bound = mailbox_entries_max
         self._write = Script.load("qim_streams.mailbox", "mailbox.lua")
         self._trim = Script.load("qim_streams.mailbox", "trim.lua")
+        self._promise = Script.load("qim_streams.mailbox", "promise.lua")
 
     async def write_step(
         self, shard: int, epoch: int, groups: Sequence[EntryGroup], expected: int, record: str, step: int
@@ -92,7 +94,7 @@ class RedisMailboxStore:
         """See `MailboxStore.watermarks`."""
         pipe = self._client.pipeline(transaction=False)
         for shard in shards:
-            pipe.hmget(f"{{s:{shard}}}:w", "w", "epoch", "open", "steps")
+            pipe.hmget(f"{{s:{shard}}}:w", "w", "epoch", "open", "steps", "promised")
         async with translated("mailbox watermarks"):
             rows = await pipe.execute()
         return [_state(row) for row in rows]
@@ -124,9 +126,18 @@ class RedisMailboxStore:
 
     async def trim_watermark(self, shard: int, tenant_id: str, ordinal: int) -> int:
         """See `MailboxStore.trim_watermark`."""
+        pipe = self._client.pipeline(transaction=False)
+        pipe.hget(f"{{s:{shard}}}:trim:{tenant_id}", str(ordinal))
+        pipe.hget(f"{{s:{shard}}}:w", "floor")
         async with translated(f"s:{shard}"):
-            value = await self._client.hget(f"{{s:{shard}}}:trim:{tenant_id}", str(ordinal))
-        return rule.NOTHING if value is None else int(value)
+            values = await pipe.execute()
+        return max((int(value) for value in values if value is not None), default=rule.NOTHING)
+
+    async def promise(self, shard: int, epoch: int, promised: int, lost_through: int) -> None:
+        """See `MailboxStore.promise`."""
+        keys = (f"{{s:{shard}}}:epoch", f"{{s:{shard}}}:w")
+        async with translated(f"s:{shard}", epoch):
+            await self._promise.call(self._client, keys, (epoch, promised, lost_through))
 
 
 def _packed(group: EntryGroup) -> tuple[str, str, bytes, bytes]:
@@ -141,12 +152,13 @@ def _packed(group: EntryGroup) -> tuple[str, str, bytes, bytes]:
 
 
 def _state(row: list[bytes | None]) -> WatermarkState:
-    packed, epoch, record, steps = row
+    packed, epoch, record, steps, promised = row
     return WatermarkState(
         epoch=int(epoch or 0),
         lanes=rule.unpack(packed or rule.NOTHING_PACKED),
         open_record=(record or b"").decode(),
         open_steps=int(steps or 0),
+        promised=rule.NOTHING if promised is None else int(promised),
     )
 
 

@@ -17,7 +17,9 @@ drop by event_id), pages are absolute. `handle` may be called again with the sam
 StoreUnavailable, and so may `checkpoint`.
 
 Where a shard starts: after the last offset that page, table and store all know. What the store is ahead
-of is not written again, only its page; what it is behind of is written again (it lost its last writes).
+of is not written again, only its page; what it is behind of is written again (it lost its last writes, or
+everything: then from the beginning of the log). Readers are told to wait until it has caught up, and what the
+log itself has no more is trimmed for everybody.
 
 Spec: §5, §6, §11, §14.
 """
@@ -75,13 +77,14 @@ class MailboxMaterialiser:
         poison: PoisonSink,
         pusher: Pusher,
         log_end: LogEnd,
+        log_begin: LogEnd,
         now_ms: Callable[[], int],
         entries_max: int,
     ) -> None:
         self._topic, self._store, self._leases = topic, store, leases
         self._progress, self._floors, self._members = progress, floors, members
         self._poison, self._pusher = poison, pusher
-        self._log_end, self._now_ms = log_end, now_ms
+        self._log_end, self._log_begin, self._now_ms = log_end, log_begin, now_ms
         self._writer = EntryWriter(store, progress, entries_max)
 
     # -- a shard comes and goes
@@ -108,6 +111,7 @@ class MailboxMaterialiser:
         if stored < floor:
             metrics.ALARMS.labels("store_fell_back").inc()
             log.error("shard %d: W is %d in the store and was %d: replaying", shard, stored, floor)
+        await self._tell_readers(shard, epoch, stored, floor)
         served = Shard(
             shard, epoch, coverage=stored, floor=floor, pushed_through=done, buried_through=rule.NOTHING
         )
@@ -115,6 +119,14 @@ class MailboxMaterialiser:
         self._leases.served[shard] = served
         log.info("shard %d: epoch %d, W %d, done %d", shard, epoch, stored, done)
         return min(done, stored) + 1
+
+    async def _tell_readers(self, shard: int, epoch: int, stored: int, floor: int) -> None:
+        """What the store owes them, and what nobody can give them any more."""
+        gone = rule.NOTHING
+        if stored == rule.NOTHING:
+            gone = min(await self._log_begin(shard) - 1, floor)
+        promised = floor if stored < floor else rule.NOTHING
+        await self._store.promise(shard, epoch, promised, max(gone, rule.NOTHING))
 
     async def release(self, shards: frozenset[int]) -> None:
         """Give `shards` up: nothing more is written to them by us."""

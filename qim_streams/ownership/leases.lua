@@ -46,7 +46,7 @@ if not ours or granted == 0 then
     granted = math.max(tonumber(ARGV[7]), 1)
     if ARGV[7] == '0' then granted = tonumber(now[1]) end
     before = granted - 1
-    if KEYS[4] then redis.call('HSET', KEYS[4], 'behind', UNKNOWN) end
+    if KEYS[4] then redis.call('HSET', KEYS[4], 'promised', UNKNOWN) end
   elseif run_before and run_before ~= run then
     granted = before + STEP
   else

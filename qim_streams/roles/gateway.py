@@ -34,6 +34,7 @@ from qim_streams.gateway.metrics import GatewayCounters
 from qim_streams.gateway.presence import PresenceLog
 from qim_streams.gateway.push import Deliveries
 from qim_streams.gateway.redis_devices import RedisDeviceSessions, RedisShardEpochs
+from qim_streams.gateway.redis_signals import RedisSignals
 from qim_streams.gateway.registry import Registry
 from qim_streams.gateway.server import GatewayServer
 from qim_streams.gateway.services import PULLS_AT_ONCE_MAX, Services
@@ -52,6 +53,7 @@ from qim_streams.ownership.redis_leases import RedisLeaseStore
 from qim_streams.ownership.redis_wholeness import RedisWholeness
 from qim_streams.placement import outbox_partition
 from qim_streams.redis_tier import RedisClient, connect
+from qim_streams.roles.session_lists import compose_lists
 from qim_streams.runtime import now_ms
 from qim_streams.script_pipe import ScriptPipe
 from qim_streams.settings import Settings
@@ -92,10 +94,11 @@ async def run_gateway(settings: Settings, stop: asyncio.Event, metrics: Collecto
         writers = WriterLinks(leases, settings.secret("internal_secret"), name, settings.outbox_partitions)
         await writers.start()
         opened.push_async_callback(writers.close)
-        services = compose(settings, redis, archive, producer, writers)
+        services, signals = compose(settings, redis, archive, producer, writers)
+        opened.push_async_callback(services.sessions.close)
         metrics.register(services.counters)
         opened.callback(metrics.unregister, services.counters)
-        await serve(services, LeaseKeeperSpec(leases, name, boot.number), stop)
+        await serve(services, signals, LeaseKeeperSpec(leases, name, boot.number), stop)
     log.info("%s stopped", name)
 
 
@@ -133,8 +136,8 @@ class LeaseKeeperSpec:
 
 def compose(
     settings: Settings, redis: RedisClient, archive: Any, producer: LogProducer, writers: WriterLinks
-) -> Services:
-    """Everything that sessions share, on the real stores."""
+) -> tuple[Services, RedisSignals]:
+    """Everything that sessions share, on the real stores, and the bus between the gateways."""
     pipe = ScriptPipe(redis)
     partition_of = partial(_partition, settings.outbox_partitions)
     hot = RedisConversationStore(PartitionCalls(pipe), settings.client_dedup_retention_s, partition_of)
@@ -142,13 +145,15 @@ def compose(
     devices = RedisDeviceSessions(redis)
     previous = settings.cursor_secret_previous.get_secret_value().encode()
     counters = GatewayCounters()
-    return Services(
+    # Without a memory: what it said before the hot tier was lost may be somebody else's now.
+    ordinals = RedisOrdinalDirectory(
+        redis, pipe, RedisWholeness(redis, settings.outbox_partitions), cache_max=0
+    )
+    lists = compose_lists(redis, archive, ordinals, partition_of, settings.mailbox_shards)
+    services = Services(
         settings=settings,
         tokens=TokenVerifier.from_settings(settings),
-        # Without a memory: what it said before the hot tier was lost may be somebody else's now.
-        ordinals=RedisOrdinalDirectory(
-            redis, pipe, RedisWholeness(redis, settings.outbox_partitions), cache_max=0
-        ),
+        ordinals=ordinals,
         sync=SyncService(
             mailboxes,
             RedisShardEpochs(redis),
@@ -156,7 +161,10 @@ def compose(
             CursorSigner(settings.secret("cursor_secret"), previous or None),
         ),
         pulls=PullService(mailboxes, hot, archive),
-        histories=HistoryService(RedisHistoryStore(redis, partition_of), archive),
+        histories=HistoryService(
+            RedisHistoryStore(redis, partition_of, whole_only=True), archive, lists.deletions
+        ),
+        sessions=lists.frames,
         devices=devices,
         writers=writers,
         presence=PresenceLog(
@@ -174,9 +182,12 @@ def compose(
         random=random.random,
         new_group_id=lambda: f"g.{secrets.token_hex(12)}",
     )
+    return services, lists.signals
 
 
-async def serve(services: Services, leases: LeaseKeeperSpec, stop: asyncio.Event) -> None:
+async def serve(
+    services: Services, signals: RedisSignals, leases: LeaseKeeperSpec, stop: asyncio.Event
+) -> None:
     """Listen, serve and drain. Returns once everything was said that had to be."""
     settings = services.settings
     reader = PushReader(
@@ -199,7 +210,7 @@ async def serve(services: Services, leases: LeaseKeeperSpec, stop: asyncio.Event
     log.info("gateway listening on %s:%d", settings.gateway_host, server.port)
     keeper = leases.keeper(settings, shard, f"{settings.gateway_host}:{server.port}")
     async with running(
-        services.presence.run(), shard.run(), keeper.run(), Sweeper(services, server).run()
+        services.presence.run(), shard.run(), keeper.run(), signals.run(), Sweeper(services, server).run()
     ) as failed:
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({stopping, failed}, return_when=asyncio.FIRST_COMPLETED)

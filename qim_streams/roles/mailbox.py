@@ -125,6 +125,7 @@ class _MailboxRole:
             poison=PoisonLetters(DeadLetterSink(self._app.log_producer, ROLE, letters, now_ms)),
             pusher=self._pusher,
             log_end=self._log_end,
+            log_begin=self._log_begin,
             now_ms=now_ms,
             entries_max=settings.mailbox_writebatch_max_entries,
         )
@@ -150,6 +151,10 @@ class _MailboxRole:
         """The service; it exists before the worker joins its group."""
         assert self._service is not None, "asked for work before it was opened"
         return self._service
+
+    async def _log_begin(self, shard: int) -> int:
+        place = TP(DISPATCH_TOPIC, shard)
+        return int((await self._app.consumer.log_ranges([place]))[place].begin)
 
     async def _log_end(self, shard: int) -> int:
         place = TP(DISPATCH_TOPIC, shard)

@@ -115,20 +115,20 @@ class UserActions:
     async def hide(self, actor: Actor, conversation_id: str, hidden: bool) -> Changed:
         """Take a conversation off the list until the next message, or put it back."""
         return await self._change(
-            actor, conversation_id, lambda state, view: rules.hide(state, hidden, view.committed_seq)
+            actor, conversation_id, lambda state, view: rules.hide(state, hidden, view.allocated_seq)
         )
 
     async def delete_messages(self, actor: Actor, conversation_id: str, seqs: Sequence[int]) -> Changed:
         """Delete messages for this user. FIELD_INVALID when there are too many single ones."""
         return await self._change(
-            actor, conversation_id, lambda state, view: rules.delete_messages(state, seqs, view.committed_seq)
+            actor, conversation_id, lambda state, view: rules.delete_messages(state, seqs, view.allocated_seq)
         )
 
     async def clear(self, actor: Actor, conversation_id: str, up_to_seq: int | None, hidden: bool) -> Changed:
         """Delete everything up to a seq (None: up to the end) for this user; `hidden`: off the list, too."""
 
         def cleared(state: UserConversationState, view: RowView) -> UserConversationState:
-            head = view.committed_seq
+            head = view.allocated_seq
             after = rules.clear(state, head if up_to_seq is None else up_to_seq, head)
             return rules.hide(after, True, head) if hidden else after
 
@@ -158,7 +158,7 @@ class UserActions:
         actor = mark.actor._replace(device_id="") if mark.several else mark.actor
 
         def marked(state: UserConversationState, view: RowView) -> UserConversationState:
-            return rules.mark_read(state, read_seq, view.end)
+            return rules.mark_read(state, read_seq, view.top)
 
         try:
             changed = await self._change(actor, conversation_id, marked, read_seq)

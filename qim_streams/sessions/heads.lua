@@ -1,12 +1,12 @@
--- Conversations as one user meets them, with their newest committed records.
+-- Conversations as one user meets them, with their newest records, RESERVED ones included.
 -- KEYS[1] any key of the Outbox partition (its hash tag names the slot)
 -- ARGV[1] user  ARGV[2] records of one conversation at most  ARGV[3] bytes of records after which only the
 --   newest one of each conversation is read  ARGV[4..] tenant:conversation, tenant NUL conversation NUL,
 --   number above which records are wanted
 -- Answer for each: false, or {kind, name, other member of a direct chat or nil, his row or nil, dismissed,
---   history policy, last number committed, last message id or nil, member row or nil, record or nil, ...}
+--   history policy, last number given out, last number committed, last message id or nil, member row or nil, record or nil, ...}
 --
--- Committed as in history_view.lua: what is pending may still vanish and is shown to nobody.
+-- Committed as in history_view.lua: what is pending may still vanish, counts, and is shown to nobody.
 local call = redis.call
 local base = string.match(KEYS[1], '^{[^}]*}:')
 local user, most, bytes_left = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -35,14 +35,15 @@ for at = 4, #ARGV, 3 do
   local c = ARGV[at]
   local head = call('HMGET', base .. 'c:' .. c, 'kind', 'seq', 'last_id', 'name', 'history_policy', 'dismissed')
   if head[1] then
-    local high = committed_of(tonumber(head[2] or '0'), head[3], ARGV[at + 1])
+    local high = tonumber(head[2] or '0')
+    local committed = committed_of(high, head[3], ARGV[at + 1])
     local wanted = bytes_left > 0 and most or 1
     local low = math.max(1, high - wanted + 1, math.min(high, tonumber(ARGV[at + 2]) + 1))
     local peer, peer_row = false, false
     if head[1] == 'direct' then peer, peer_row = peer_of(c) end
     local answer = {
       head[1], head[4] or '', peer, peer_row, head[6] or '0', head[5] or '',
-      string.format('%.0f', high), head[3], call('HGET', base .. 'gm:' .. c, user),
+      string.format('%.0f', high), string.format('%.0f', committed), head[3], call('HGET', base .. 'gm:' .. c, user),
     }
     if high > 0 then
       local names = {}

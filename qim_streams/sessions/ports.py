@@ -145,9 +145,10 @@ class HeadQuery(NamedTuple):
 
 
 class HeadView(NamedTuple):
-    """A conversation as one user meets it, and its newest committed records, read in one atomic step.
+    """A conversation as one user meets it, and its newest records, read in one atomic step.
 
-    `records` descend from `committed_seq`, one for each number (None: not in the hot tier), at least one if
+    What lies above `committed_seq` is RESERVED: it may still vanish with the hot tier.
+    `records` descend from `allocated_seq`, one for each number (None: not in the hot tier), at least one if
     there is any, at most as many as the store deems cheap. `activity` is the time of the newest message,
     in ms (0: none). `peer_id` is the other member of a direct chat.
     """
@@ -158,6 +159,7 @@ class HeadView(NamedTuple):
     peer_ordinal: int | None
     dismissed: bool
     history_policy: str
+    allocated_seq: int
     committed_seq: int
     activity: int
     member: Member | None

@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from qim_streams.history.rules import Span
 from qim_streams.sessions.ports import (
     Candidate,
     ConversationHeads,
@@ -45,7 +44,7 @@ from qim_streams.sessions.rules import (
     totals,
 )
 from qim_streams.sessions.state import UserConversationState
-from qim_streams.sessions.tails import Tails, parsed
+from qim_streams.sessions.tails import Tails, readable
 
 CHUNK: Final = 100  # candidates of one read
 CHUNKS_MAX: Final = 8  # of one request: a filter that finds little ends its page there
@@ -243,6 +242,7 @@ def view_of(one: Found) -> RowView:
         head.name,
         head.peer_id,
         head.dismissed,
+        head.allocated_seq,
         head.committed_seq,
         head.history_policy,
         head.member,
@@ -252,12 +252,12 @@ def view_of(one: Found) -> RowView:
 
 def _feed(walk: TailWalk, head: HeadView) -> None:
     """Give a walk what came with the head, as far as it is in one piece."""
-    if walk.view.end != head.committed_seq:
+    if walk.view.top != head.allocated_seq:
         return
-    for seq, record in zip(range(head.committed_seq, 0, -1), head.records, strict=False):
+    for record in head.records:
         if record is None or walk.is_done:
             return
-        walk.take(Span(seq, seq), parsed([(seq, record)]))
+        walk.step(readable(record))
 
 
 def _head_activity(one: Found) -> int:

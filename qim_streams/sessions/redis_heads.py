@@ -67,7 +67,7 @@ def _arguments(tenant_id: str, user_id: str, wanted: Sequence[HeadQuery]) -> lis
 def _view(user_id: str, answer: Any) -> HeadView | None:
     if not answer:
         return None
-    kind, name, peer, peer_row, dismissed, policy, committed, last_id, row, *records = answer
+    kind, name, peer, peer_row, dismissed, policy, allocated, committed, last_id, row, *records = answer
     try:
         member = None if row is None else decode_member(user_id, row)
         peer_ordinal = decode_member("", peer_row).ordinal if peer_row else None
@@ -80,6 +80,7 @@ def _view(user_id: str, answer: Any) -> HeadView | None:
         peer_ordinal,
         dismissed == b"1",
         policy.decode(),
+        int(allocated),
         int(committed),
         millis_of(last_id) if last_id else 0,
         member,

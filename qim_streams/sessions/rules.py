@@ -3,8 +3,9 @@
 Unread of a conversation, by definition: the plain messages above the user's base that stand and that he
 has not deleted for himself. The base is the highest of: the last join (what was said before is not for
 him), what he cleared, what he has read, and his own last message (who answers has read). Edits and recalls
-have numbers of their own and never count; a recalled message no longer does. Somebody who is not an active
-member has nothing unread. Counted exactly up to `limits.UNREAD_PRECISE_LIMIT`.
+have numbers of their own and never count; a recalled message no longer does. A message counts as soon as it
+has its number, and is shown once it is committed: its entry may be in the mailbox before that is known.
+Somebody who is not an active member has nothing unread. Counted exactly up to `limits.UNREAD_PRECISE_LIMIT`.
 
 Invariants: `read_seq`, `deleted_to_seq` and `version` never go back; nothing is marked beyond the last
 message; a mark that changes nothing returns the very same state.
@@ -127,6 +128,7 @@ class RowView:
     name: str
     peer_id: str | None
     dismissed: bool
+    allocated_seq: int
     committed_seq: int
     history_policy: str
     member: Member | None
@@ -138,19 +140,24 @@ class RowView:
         return self.member is not None and self.member.active
 
     @property
-    def end(self) -> int:
-        """The last number that the user may see; 0 for none."""
+    def top(self) -> int:
+        """The last number given out that is for the user, RESERVED ones included; 0 for none."""
         ranges = visible_ranges(self.member, self.history_policy)
         if not ranges:
             return 0
         last = ranges[-1][1]
-        return self.committed_seq if last is None else min(last, self.committed_seq)
+        return self.allocated_seq if last is None else min(last, self.allocated_seq)
+
+    @property
+    def end(self) -> int:
+        """The last number that the user may see now."""
+        return min(self.top, self.committed_seq)
 
     @property
     def base(self) -> int:
-        """What is unread lies above it. At or above `end`: nothing is."""
+        """What is unread lies above it. At or above `top`: nothing is."""
         if self.member is None or not self.member.active:
-            return self.end
+            return self.top
         joined = self.member.intervals[-1][0] if self.member.intervals else 0
         return max(joined, self.state.deleted_to_seq, self.state.read_seq)
 
@@ -168,6 +175,8 @@ class TailWalk:
     _ranges: Intervals = field(init=False)
     _at: int = field(init=False)
     _stop: int = field(init=False)
+    _base: int = field(init=False)
+    _end: int = field(init=False)
     _count: int = 0
     _mentions: int = 0
     _counting: bool = True
@@ -176,14 +185,14 @@ class TailWalk:
     def __post_init__(self) -> None:
         """Stand at the end of what the user may see."""
         self._deleted = frozenset(self.view.state.deleted)
-        self._at = self.view.end
+        self._at, self._base, self._end = self.view.top, self.view.base, self.view.end
         self._ranges = visible_ranges(self.view.member, self.view.history_policy)
         self._stop = max(self._ranges[0][0] if self._ranges else self._at, self.view.state.deleted_to_seq)
 
     @property
     def is_done(self) -> bool:
         """Whether nothing more is wanted."""
-        counted = not self._counting or self._at <= self.view.base
+        counted = not self._counting or self._at <= self._base
         shown = self.last is not None or self._at <= self._stop
         return (counted and shown) or self._looked >= WALK_MAX
 
@@ -198,25 +207,28 @@ class TailWalk:
         if span.high != self._at:
             raise ValueError(f"the walk stands at {self._at}, not at {span.high}")
         while self._at >= span.low and not self.is_done:
-            message = messages.get(self._at)
-            if message is not None and message.kind == KIND_MESSAGE:
-                self._look(message)
-            self._at -= 1
-            self._looked += 1
+            self.step(messages.get(self._at))
+
+    def step(self, message: TailMessage | None) -> None:
+        """What the number at which the walk stands holds, if anything; the walk is not done yet."""
+        if message is not None and message.kind == KIND_MESSAGE:
+            self._look(message)
+        self._at -= 1
+        self._looked += 1
 
     def unread(self) -> Unread:
         """The count so far."""
         if self._count > limits.UNREAD_PRECISE_LIMIT:
             return Unread(limits.UNREAD_PRECISE_LIMIT, False, self._mentions)
-        return Unread(self._count, not self._counting or self._at <= self.view.base, self._mentions)
+        return Unread(self._count, not self._counting or self._at <= self._base, self._mentions)
 
     def _look(self, message: TailMessage) -> None:
-        view, hidden = self.view, message.seq in self._deleted
-        if self.last is None and not hidden and message.seq > self._stop:
+        user_id, hidden = self.view.state.user_id, message.seq in self._deleted
+        if self.last is None and not hidden and self._stop < message.seq <= self._end:
             self.last = message if is_visible(self._ranges, message.seq) else None
-        if not self._counting or message.seq <= view.base:
+        if not self._counting or message.seq <= self._base:
             return
-        if message.sender_id == view.state.user_id:
+        if message.sender_id == user_id:
             self._counting = False
             return
         if hidden or message.state == STATE_RECALLED:
@@ -224,7 +236,7 @@ class TailWalk:
         self._count += 1
         if self._count > limits.UNREAD_PRECISE_LIMIT:
             self._counting = False
-        elif message.mentions_all or view.state.user_id in message.mentions:
+        elif message.mentions_all or user_id in message.mentions:
             self._mentions += 1
 
 

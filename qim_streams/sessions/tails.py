@@ -48,17 +48,19 @@ class Tails:
             return found
 
 
+def readable(record: bytes) -> TailMessage | None:
+    """What a list needs of a record's bytes; one that cannot be read is logged and counts as nothing."""
+    try:
+        return tail_message(decode_message(record))
+    except RecordError as error:
+        log.error("a message cannot be read for a list: %s", error)
+        return None
+
+
 def parsed(rows: Iterable[tuple[int, bytes | None]]) -> dict[int, TailMessage]:
-    """The messages of (number, record) rows; a record that cannot be read is logged and left out."""
-    found: dict[int, TailMessage] = {}
-    for seq, row in rows:
-        if row is None:
-            continue
-        try:
-            found[seq] = tail_message(decode_message(row))
-        except RecordError as error:
-            log.error("message %d cannot be read for a list: %s", seq, error)
-    return found
+    """The messages of (number, record) rows."""
+    found = {seq: readable(row) for seq, row in rows if row is not None}
+    return {seq: message for seq, message in found.items() if message is not None}
 
 
 def tail_message(message: MessageRecord) -> TailMessage:

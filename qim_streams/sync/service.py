@@ -1,7 +1,8 @@
 """Opening a session: where the mailbox stands, the verdict on the cursor, the range to sync.
 
 Invariants: `sync_to_seq` is W[lane] as the store holds it, so everything at or below is readable by any
-reader of that store; the position is read once per AUTH and the verdict depends on nothing else.
+reader of that store; the position is read once per AUTH and the verdict depends on nothing else. While a
+store that lost writes has not come back to where it was, nobody gets a position.
 
 Spec: §7, §8, §11.
 """
@@ -9,7 +10,7 @@ Spec: §7, §8, §11.
 import asyncio
 from typing import Final, NamedTuple
 
-from qim_streams.errors import SyncVerdict
+from qim_streams.errors import Outcome, StoreUnavailable, SyncVerdict
 from qim_streams.mailbox.ports import MailboxStore
 from qim_streams.sync.cursor import CursorSigner
 from qim_streams.sync.ports import EpochBoundaries, MailboxAddress, ShardEpochs
@@ -72,7 +73,12 @@ class SyncService:
             self._mailboxes.watermark(address.shard),
             self._mailboxes.trim_watermark(address.shard, address.tenant_id, address.ordinal),
         )
-        return ShardPosition(address.shard, max(epoch, state.epoch), state.lanes[address.lane], trim)
+        watermark = state.lanes[address.lane]
+        if not max(epoch, state.epoch) or watermark < state.promised:
+            # A store that lost writes, or never had an owner: an empty mailbox would be an empty success.
+            why = f"s:{address.shard}: mailboxes stand at {watermark} and are being written again"
+            raise StoreUnavailable(why, Outcome.NOT_APPLIED)
+        return ShardPosition(address.shard, max(epoch, state.epoch), watermark, trim)
 
     async def _judge(self, address: MailboxAddress, token: str, here: ShardPosition) -> int:
         cursor = self._signer.open(token, address)

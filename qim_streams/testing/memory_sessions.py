@@ -160,7 +160,7 @@ class MemoryConversationHeads:
         if view is None:
             return None
         state, fields = self._tier.state_of(key), self._tier.groups[key].fields
-        head, high = state.heads[key], view.committed_seq
+        head, high = state.heads[key], view.allocated_seq
         low = max(1, high - self._records_max + 1, min(high, one.above_seq + 1))
         records = state.records.get(key, {})
         members = state.members.get(key, {})
@@ -173,6 +173,7 @@ class MemoryConversationHeads:
             head.dismissed,
             view.history_policy,
             high,
+            view.committed_seq,
             millis_of(head.last_id) if head.seq else 0,
             view.member,
             [records.get(seq) for seq in range(high, low - 1, -1)] if high else [],

@@ -35,7 +35,7 @@ class Schema:
         self.fields = tuple(_field(cls, name, hint) for name, hint in _hints(cls))
         self._binary = [(f.name, f.kind.take, f.required, f.default) for f in self.fields]
         self._text = [(f.name, f.kind.take_text, f.required, f.default) for f in self.fields]
-        self._is_flat = not any(isinstance(field.kind, ListOf | Struct) for field in self.fields)
+        self._nested = [(f.name, nested) for f in self.fields if (nested := _nested(f.kind)) is not None]
         self._give = tuple((f.name, f.kind.give_text) for f in self.fields)
 
     def take(self, raw: dict[Any, Any]) -> Any:
@@ -48,10 +48,11 @@ class Schema:
 
     def plain(self, value: Any) -> dict[str, Any]:
         """The msgpack map of a value; None is left out, nested structures become maps."""
-        if not self._is_flat:
-            pairs = zip(self.cls._fields, value, strict=True)
-            return {name: _plain(v) for name, v in pairs if v is not None}
         found = dict(zip(self.cls._fields, value, strict=True))
+        for name, plain in self._nested:
+            inner = found[name]
+            if inner is not None:
+                found[name] = plain(inner)
         return {name: v for name, v in found.items() if v is not None} if None in value else found
 
     def plain_text(self, value: Any) -> dict[str, Any]:
@@ -127,9 +128,11 @@ def _field(cls: type[Any], name: str, hint: Any) -> Field:
     return Field(name, kind, name not in defaults, defaults.get(name), " ".join(rest))
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return {n: _plain(v) for n, v in zip(value._fields, value, strict=True) if v is not None}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    return value
+def _nested(kind: Kind) -> Callable[[Any], Any] | None:
+    """How values of a kind with structures inside become msgpack values; None: they are such values."""
+    if isinstance(kind, Struct):
+        return kind.schema.plain
+    if isinstance(kind, ListOf):
+        item = _nested(kind.item)
+        return list if item is None else lambda values: [item(one) for one in values]
+    return None

@@ -142,8 +142,16 @@ async def test_epochs_that_were_lost_never_come_again(hot_client: RedisClient) -
     after = await shard.take_over()
     assert after > before + 1
     assert await shard.boundary(before, after) is None, "nobody knows what became of the old positions"
-    behind = await hot_client.hget(f"{{s:{SHARD}}}:w", "behind")
-    assert behind is not None, "readers wait until the owner has said how far W has to come"
+    state = await shard.store.watermark(SHARD)
+    assert state.promised > 10**15, "readers wait until the owner has said how far W has to come"
+    await shard.store.promise(SHARD, after, 7, 3)
+    assert (await shard.store.watermark(SHARD)).promised == 7
+    assert await shard.store.trim_watermark(SHARD, "t", 1) == 3
+    await shard.store.promise(SHARD, after, -1, 2)
+    assert (await shard.store.watermark(SHARD)).promised == -1
+    assert await shard.store.trim_watermark(SHARD, "t", 1) == 3, "what is gone stays gone"
+    with pytest.raises(FencedError):
+        await shard.store.promise(SHARD, before, 9, 9)
 
 
 async def test_a_restarted_store_leaves_out_what_it_may_have_given_and_lost(shard: Shard) -> None:

@@ -257,8 +257,8 @@ class MailboxBench:
         self.stage = MailboxMaterialiser(
             "dispatch", store=self.store, leases=self.leases, progress=self.progress,
             floors=WatermarkFloors(MemoryTable()), members=MemberBitmaps(reader, 10), poison=NoPoison(),
-            pusher=self.push, log_end=lambda shard: asyncio.sleep(0, FIRST), now_ms=lambda: NOW_MS,
-            entries_max=2_000,
+            pusher=self.push, log_end=lambda shard: asyncio.sleep(0, FIRST),
+            log_begin=lambda shard: asyncio.sleep(0, 0), now_ms=lambda: NOW_MS, entries_max=2_000,
         )  # fmt: skip
         _run(self._open(online))
 

@@ -257,7 +257,7 @@ async def redis_cpu_s(client: RedisClient) -> float:
 async def measured(client: RedisClient, settings: Settings, asked: Asked, shared: bool) -> Rate:
     """Fill the mailboxes, check one device, measure them all."""
     await client.flushdb()
-    services = compose(settings, client, None, PresenceRecords(), FakeWriters())  # type: ignore[arg-type]
+    services, _ = compose(settings, client, None, PresenceRecords(), FakeWriters())  # type: ignore[arg-type]
     names = [f"u{number}" for number in range(asked.users)]
     ordinals = await services.ordinals.assign(TENANT, names)
     users = Users(names, ordinals, [mailbox_shard(TENANT, name, settings.mailbox_shards) for name in names])
@@ -270,7 +270,7 @@ async def measured(client: RedisClient, settings: Settings, asked: Asked, shared
     found = await Puller(services, names[0], cursors[0], asked, checked=True).run()
     if found != asked.entries:
         raise MeasurementError(f"{found} entries came, {asked.entries} were written")
-    services = compose(settings, client, None, PresenceRecords(), FakeWriters())  # type: ignore[arg-type]
+    services, _ = compose(settings, client, None, PresenceRecords(), FakeWriters())  # type: ignore[arg-type]
     gate = asyncio.Semaphore(AT_ONCE)
 
     async def one(user: str, cursor: str) -> None:

@@ -21,7 +21,7 @@ from qim_streams.embedded.java import find_java
 T = TypeVar("T")
 KEYSPACE = "qim_test"
 BUCKET_SEQS = 10  # small, so that every test crosses edges of buckets
-TABLES = ("messages", "conversation_buckets", "archive_watermarks")
+TABLES = ("messages", "conversation_buckets", "archive_watermarks", "user_conversation_state")
 
 
 def options_of(server: EmbeddedCassandra, keyspace: str = KEYSPACE) -> CassandraOptions:

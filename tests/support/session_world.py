@@ -190,7 +190,8 @@ class SessionWorld:
     def recall(self, chat: str, seq: int, by: str) -> int:
         """A message is recalled: an operation with a number of its own, and the target changes."""
         rows = self.past.tier.partition(0).records[TENANT, chat]
-        rows[seq] = decode_message(rows[seq])._replace(state=STATE_RECALLED, body=b"").encode()
+        record = rows.get(seq) or self.past.archive.messages[TENANT, chat, seq]
+        rows[seq] = decode_message(record)._replace(state=STATE_RECALLED, body=b"").encode()
         return self.say(chat, by, kind=KIND_RECALL, body=b"")
 
     async def saw(self, name: str, chat: str, activity: int, *, wide: bool = False) -> None:

@@ -25,6 +25,7 @@ from qim_streams.mailbox.progress import DispatchProgress
 from qim_streams.mailbox.service import MailboxMaterialiser
 from qim_streams.mailbox.shards import LeaseTerms, Shard, ShardLeases
 from qim_streams.membership.bitmaps import encode
+from qim_streams.ownership.ports import Grant, Holder
 from qim_streams.placement import lane_of_ordinal
 from qim_streams.records import GroupDispatch, decode_entry, pack_ordinals
 from qim_streams.testing.memory_tier import MemoryHotTier, MemoryLeaseStore
@@ -219,6 +220,21 @@ class Died(Exception):
     """A worker ended itself: `die` of the product."""
 
 
+class GrantingLeases(MemoryLeaseStore):
+    """A lease store whose grants the mailbox store knows at once, as on one server."""
+
+    def __init__(self, world: "ShardWorld") -> None:
+        super().__init__(world.tier)
+        self._world = world
+
+    async def acquire(self, resource: str, node: str, boot: int, address: str, ttl_ms: int) -> Grant | Holder:
+        """See the port."""
+        answer = await super().acquire(resource, node, boot, address, ttl_ms)
+        if isinstance(answer, Grant):
+            self._world.store.grant(SHARD, answer.epoch)
+        return answer
+
+
 class Worker:
     """One worker process: what is in its memory."""
 
@@ -229,7 +245,7 @@ class Worker:
         self.world, self.boot = world, boot
         self.progress_table, self.floor_table = world.progress_table, world.floor_table
         terms = LeaseTerms("node", boot, "", 10**9, 10**9)
-        self.leases = ShardLeases(MemoryLeaseStore(world.tier), world.store, terms, die)
+        self.leases = ShardLeases(GrantingLeases(world), world.store, terms, die)
         self.progress = DispatchProgress(world.progress_table, RETENTION_MS)
         self.service = MailboxMaterialiser(
             TOPIC,
@@ -241,6 +257,7 @@ class Worker:
             poison=world.graveyard,
             pusher=world.pushes,
             log_end=world.log_end,
+            log_begin=world.log_begin,
             now_ms=lambda: world.now_ms,
             entries_max=ENTRIES_MAX,
         )
@@ -253,7 +270,6 @@ class Worker:
         self.leases._watch = lambda: None  # type: ignore[method-assign]  # no background task in a model
         self.next_offset = await self.service.start_position(SHARD)
         self.previous = self.next_offset - 1
-        self.world.store.grant(SHARD, self.leases.served[SHARD].epoch)
 
     async def checkpoint(self) -> None:
         """What the lane does every now and then, and when it stops."""
@@ -290,6 +306,10 @@ class ShardWorld:
         self.senders: dict[int, int] = {}
         self._first: dict[int, int] = {}
         self._owed: dict[int, list[tuple[int, int]]] = {ordinal: [] for ordinal in ORDINALS}
+
+    async def log_begin(self, shard: int) -> int:
+        """The first offset that the log still has."""
+        return 0
 
     async def log_end(self, shard: int) -> int:
         """See `MailboxMaterialiser`."""

@@ -129,11 +129,17 @@ async def test_a_former_member_has_nothing_unread(world: SessionWorld) -> None:
     assert row.last.seq == 4
 
 
-async def test_what_is_not_settled_is_not_shown(world: SessionWorld) -> None:
+async def test_what_is_not_settled_counts_and_is_not_shown(world: SessionWorld) -> None:
+    """Its entry may be there before it is known to be committed: the count, and a mark, must not lag."""
     chat = await chat_of(world, "ann", "ben")
     world.say(chat, "ben", 2)
-    world.say(chat, "ben", pending=True)
-    assert await world.unread("ann", chat) == (2, True)
+    seq = world.say(chat, "ben", pending=True)
+    row = await world.row("ann", chat)
+    assert (row.unread.messages, row.view.end) == (3, 2)
+    assert row.last is not None
+    assert row.last.seq == 2
+    changed = await world.actions.mark_read(world.actor("ann"), chat, seq)
+    assert (changed.row.view.state.read_seq, changed.row.unread.messages) == (3, 0)
 
 
 async def test_both_tiers_and_unused_numbers(world: SessionWorld) -> None:

@@ -1,0 +1,98 @@
+"""Session lists through the whole pipeline, with qsession and archiver: F1 F7 F8 F10 F11 F13 F14."""
+
+import pytest
+
+from qim_streams.client import QimClient
+from qim_streams.ids import direct_conversation_id
+from qim_streams.wire.frames_sessions import SessionRow
+from tests.integration.scenarios.conftest import Cast
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+
+async def row_of(client: QimClient, chat: str) -> SessionRow | None:
+    """The conversation in the list, as the server has it now."""
+    rows = {row.conversation_id: row for row in await client.sessions.load()}
+    return rows.get(chat)
+
+
+async def unread_is(client: QimClient, chat: str, unread: int, exact: bool = True) -> SessionRow:
+    """The row once it says so many."""
+
+    async def said() -> SessionRow | None:
+        row = await row_of(client, chat)
+        return row if row is not None and (row.unread, row.unread_exact) == (unread, exact) else None
+
+    return await eventually(said, what=f"{unread} unread in {chat}")
+
+
+async def test_f1_f10_a_new_conversation_counts_what_was_said(cast: Cast) -> None:
+    """F1 F10: offline; a new conversation, 12 messages; login: 12, the sender has none; AUTH_OK agrees."""
+    ann, ben = cast.person("ann"), cast.person("ben")
+    sender = await ann.online()
+    for number in range(12):
+        receipt = await sender.send(b"m%d" % number, to_user_id=ben.user_id)
+    chat = receipt.conversation_id
+    reader = await ben.online()
+    row = await unread_is(reader, chat, 12)
+    assert (row.kind, row.peer_user_id, row.latest_seq) == ("direct", ann.user_id, 12)
+    assert row.last is not None
+    assert row.last.preview == b"m11"
+    await unread_is(sender, chat, 0)
+
+    async def authorised() -> bool:
+        async with ben.wire("tablet") as wire:
+            auth = await wire.auth()
+            return (auth.total_unread, auth.muted_unread) == (12, 0) and auth.projection_complete
+
+    await eventually(authorised, what="the totals of AUTH_OK")
+
+
+async def test_f14_marks_move_every_device(cast: Cast) -> None:
+    """F13 F14 F7: a mark on one device reaches the other; a lower one later is ignored; the peer is told."""
+    ann, ben = cast.person("ann"), cast.person("ben")
+    sender, phone = await ann.online(), await ben.online("phone")
+    laptop = await ben.online("laptop")
+    for _ in range(20):
+        chat = (await sender.send(b"hi", to_user_id=ben.user_id)).conversation_id
+    await unread_is(laptop, chat, 20)
+    await sender.sessions.load()
+    assert (await phone.sessions.mark_read(chat, 10)).unread == 10
+    assert (await phone.sessions.mark_read(chat, 4)).read_seq == 10
+    await eventually(lambda: laptop.sessions.book.rows[chat].read_seq == 10, what="the other device")
+    assert laptop.sessions.book.total_unread == 10
+    await eventually(lambda: sender.sessions.book.rows[chat].peer_read_seq == 10, what="the receipt")
+
+
+async def test_groups_before_and_after_their_first_message(cast: Cast) -> None:
+    """A group is in its members' lists before the first message; recalled messages count no more (F11)."""
+    ann, ben = cast.person("ann"), cast.person("ben")
+    owner, member = await ann.online(), await ben.online()
+    made = await owner.groups.create([ben.user_id], name="Walks")
+    chat = made.conversation_id
+    row = await unread_is(member, chat, 0)
+    assert (row.name, row.last) == ("Walks", None)
+    for _ in range(5):
+        await owner.send(b"hi", conversation_id=chat)
+    await unread_is(member, chat, 5)
+    await owner.recall(chat, 2)
+    await owner.recall(chat, 4)
+    await unread_is(member, chat, 3)
+    await member.sessions.clear(chat, hidden=True)
+    assert await row_of(member, chat) is None
+    await owner.send(b"again", conversation_id=chat)
+    assert (await unread_is(member, chat, 1)).deleted_to_seq == 7
+    page = await member.history(chat, direction="newer")
+    assert [(one.from_seq, one.to_seq, one.reason) for one in page.breaks] == [(1, 7, "deleted")]
+
+
+async def test_f8_many(cast: Cast) -> None:
+    """F8: 250 unread are 200 and more."""
+    ann, ben = cast.person("ann"), cast.person("ben")
+    sender = await ann.online()
+    for number in range(250):
+        await sender.post(b"m%d" % number, to_user_id=ben.user_id)
+    reader = await ben.online()
+    chat = direct_conversation_id(cast.stack.address().require_tenant(), ann.user_id, ben.user_id)
+    await unread_is(reader, chat, 200, exact=False)
