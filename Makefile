@@ -37,8 +37,8 @@ up: $(VENV)/.ready ## start everything and stay up, with the web views on loopba
 down: $(VENV)/.ready ## stop what `make up` started
 	@$(BIN)/qim down --state-dir $(STATE)/up
 
-test: $(VENV)/.ready ## unit, model, contract, then integration and short chaos on real servers
-	@$(PYTEST) tests/unit tests/model tests/contract tests/regressions tests/integration tests/chaos -m "not slow" $(ARGS)
+test: $(VENV)/.ready ## all suites: in two processes what uses servers or none, then the kill tests alone
+	@$(BIN)/python -m tests.everyday $(ARGS)
 
 test-fast: $(VENV)/.ready ## only what needs no server
 	@$(PYTEST) tests/unit tests/model tests/regressions -m "not slow and not integration" $(ARGS)

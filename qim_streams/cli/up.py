@@ -62,6 +62,14 @@ def parse_workers(values: tuple[str, ...]) -> dict[str, int]:
     show_default=True,
     help="restarts a role may use within a minute before the stack gives up",
 )
+@click.option(
+    "--backoff",
+    type=click.FloatRange(0.0, 60.0),
+    default=RestartPolicy().backoff_last_s,
+    show_default=True,
+    metavar="SECONDS",
+    help="longest wait before a role that died again and again is started once more",
+)
 @click.option("--quick", is_flag=True, help="an embedded broker that starts fast and stays slower: for tests")
 @click.option("--web", is_flag=True, help="open the workers' web views on loopback")
 def up(
@@ -74,6 +82,7 @@ def up(
     workers: tuple[str, ...],
     without: tuple[str, ...],
     restarts: int,
+    backoff: float,
     quick: bool,
     web: bool,
 ) -> None:
@@ -97,7 +106,7 @@ def up(
             state_dir, settings.node_id, parse_workers(workers), web, settings.archive, frozenset(without)
         ),
         servers,
-        RestartPolicy(restarts_max=restarts),
+        RestartPolicy(restarts_max=restarts, backoff_last_s=backoff),
     )
     sys.exit(run_stack(options))
 

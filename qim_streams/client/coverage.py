@@ -1,7 +1,8 @@
 """What of the mailbox was pulled, and when the next pull is due: at sync, at a gap, at a checkpoint.
 
 Only answers to pulls carry the watermark. When nothing is known above `pulled_to`, a probe (an empty
-range) asks for it.
+range) asks for it. What is known above it may be old: a pull that was wanted up to the watermark goes on
+to the one that its answers show.
 
 Invariants: `pulled_to` only grows on a connection; a pull never asks beyond the known watermark; one
 pull or probe runs at a time, and what becomes due meanwhile starts when it ends. Time comes in as
@@ -32,6 +33,9 @@ class Coverage:
         self._pull: RangePull | None = None
         self._probe: Part | None = None
         self._again = False
+        self._wanted = self._confirms = (
+            False  # up to the watermark of now; whether the current pull asks for it
+        )
         self._due_ms = 0
         self._failures = 0
         self._gap_due_ms = 0  # 0: no gap is being watched
@@ -51,6 +55,7 @@ class Coverage:
     def stop(self) -> None:
         """The connection is over, and with it what was asked on it."""
         self._pull, self._probe, self._again = None, None, False
+        self._wanted = self._confirms = False
         self._gap_due_ms = self._failures = 0
 
     def begin(self, up_to: int, now_ms: int, delay_ms: int) -> bool:
@@ -85,6 +90,7 @@ class Coverage:
             self.pulled_to = max(self.pulled_to, stretches[-1].covered)
         if self._pull.done:
             self._pull = None
+            self._again = self._again or (self._confirms and self.known_w > self.pulled_to)
             self.reset_checkpoint(now_ms)
         return stretches
 
@@ -110,7 +116,8 @@ class Coverage:
         self._events += events
 
     def want(self, now_ms: int) -> None:
-        """Pull up to the watermark now, or again when the current pull ends."""
+        """Pull up to the watermark of now, at once or when the current pull ends."""
+        self._wanted = True
         if self.is_pulling:
             self._again = True
         else:
@@ -155,6 +162,7 @@ class Coverage:
             self._start(now_ms)
 
     def _start(self, now_ms: int) -> None:
+        self._wanted, self._confirms = False, self._wanted
         if self.known_w > self.pulled_to:
             self._pull = RangePull(self.pulled_to, self.known_w)
         else:

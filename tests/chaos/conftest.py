@@ -1,4 +1,8 @@
-"""What the kill tests share: a stack per module, and traffic over it with a verdict at the end."""
+"""What the kill tests share: stacks, and traffic over them with a verdict at the end.
+
+Tests that need nothing special of their stack use one: what they break heals, and their users and
+conversations are their own. They run last, so that no idle stack takes the processor from the others.
+"""
 
 import asyncio
 import os
@@ -34,6 +38,18 @@ def start_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartStack
             return stacks.enter_context(StackProcess(directory, *args, env=dict(env or {})))
 
         yield start
+
+
+@pytest.fixture(scope="session")
+def common_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackProcess]:
+    """One stack for many modules. Redis syncs at every write: what it acknowledged survives its death."""
+    with StackProcess(tmp_path_factory.mktemp("common") / "stack", "--fsync", "always") as stack:
+        yield stack
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests on the common stack come last."""
+    items.sort(key=lambda item: "common_stack" in getattr(item, "fixturenames", ()))
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.conftest import StartStack, UnderTraffic, new_seed
+from tests.chaos.conftest import UnderTraffic, new_seed
 from tests.support.stack import StackProcess
 from tests.support.traffic import Plan, Traffic
 
@@ -23,8 +23,8 @@ LONG_S = 600.0
 
 
 @pytest.fixture(scope="module")
-def stack(start_stack: StartStack) -> StackProcess:
-    return start_stack("kill-roles", "--quick")
+def stack(common_stack: StackProcess) -> StackProcess:
+    return common_stack
 
 
 class Killer:

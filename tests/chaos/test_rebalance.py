@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.conftest import StartStack, UnderTraffic, new_seed
+from tests.chaos.conftest import UnderTraffic, new_seed
 from tests.support.processes import ExtraWorker
 from tests.support.stack import StackProcess
 from tests.support.traffic import Plan, Traffic
@@ -20,14 +20,14 @@ from tests.support.waiting import eventually
 pytestmark = [pytest.mark.integration, pytest.mark.chaos, pytest.mark.timeout(600)]
 
 ROLES = ("fanout", "mailbox")
-STORM_S, STORM_LONG_S = 30.0, 90.0
+STORM_S, STORM_LONG_S = 20.0, 90.0
 JOIN_S = 60.0
-FREEZE_S = 6.0  # twice the lease and the session timeout of the test stack
+FREEZE_S = 4.5  # half as long again as the lease and the session timeout of the test stack
 
 
 @pytest.fixture(scope="module")
-def stack(start_stack: StartStack) -> StackProcess:
-    return start_stack("rebalance", "--quick")
+def stack(common_stack: StackProcess) -> StackProcess:
+    return common_stack
 
 
 class Crowd:

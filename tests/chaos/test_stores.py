@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.conftest import StartStack, UnderTraffic, new_seed
+from tests.chaos.conftest import UnderTraffic, new_seed
 from tests.support.stack import StackProcess
 from tests.support.traffic import Plan
 
@@ -24,8 +24,8 @@ FREEZE_S = 5.0
 
 
 @pytest.fixture(scope="module")
-def stack(start_stack: StartStack) -> StackProcess:
-    return start_stack("stores", "--fsync", "always")
+def stack(common_stack: StackProcess) -> StackProcess:
+    return common_stack
 
 
 async def _restarted(stack: StackProcess, server: str, number: signal.Signals) -> None:

@@ -1,6 +1,10 @@
-"""One whole stack for all tests that only use it: started at the first need, stopped at the end."""
+"""One whole stack for all tests that only use it: started at the first need, stopped at the end.
+
+These tests come last of the integration tests: a stack that waits for the end takes a third of a processor.
+"""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,3 +16,15 @@ def whole_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackProce
     """A running `qim up`. Shared: use ids of your own and break nothing."""
     with StackProcess(tmp_path_factory.mktemp("whole") / "stack", "--quick") as stack:
         yield stack
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order the tests of this directory; those of others stay where they are."""
+    here = Path(__file__).parent
+    places = [place for place, item in enumerate(items) if item.path.is_relative_to(here)]
+    ours = sorted(
+        (items[place] for place in places),
+        key=lambda item: "whole_stack" in getattr(item, "fixturenames", ()),
+    )
+    for place, item in zip(places, ours, strict=True):
+        items[place] = item

@@ -49,9 +49,10 @@ finally:
 """
 
 
-@pytest.fixture
-def kafka(tmp_path: Path) -> Iterator[EmbeddedKafka]:
-    with EmbeddedKafka(tmp_path / "kafka", quick=True) as server:
+@pytest.fixture(scope="module")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
+    """A broker for tests that only ask it something."""
+    with EmbeddedKafka(tmp_path_factory.mktemp("kafka"), quick=True) as server:
         yield server
 
 

@@ -1,16 +1,21 @@
-"""Figures of the system-level tests, and the page that is made from them.
+"""Figures of the system-level tests, seconds of all suites, and the page that is made from them.
 
 A test takes the fixture `figures` and records what it measured. ``--figures PAGE`` writes all figures of
 the session as a page in Markdown; without it they are printed with the failure of a test only.
+``--figures-so-far FILE`` joins sessions that are stages of one run: what earlier ones found is read from
+the file, all of it is written there again. Tests may run in several processes: figures travel with the
+reports of the tests, and the process that collects the reports writes.
 
-``python -m pytest tests -m slow --figures tests/report.md`` makes the page that is kept.
+``make test ARGS="--figures tests/report.md"`` makes the page that is kept.
 """
 
+import json
 import os
 import platform
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +28,52 @@ NOT_TRIED = (
     "a real power cut (kills leave what the kernel already took)",
     "more than one machine",
 )
-_ROWS = pytest.StashKey[list[dict[str, Any]]]()
+PROPERTY = "figures"
 _FIGURES = pytest.StashKey[dict[str, Any]]()
 
 
+@dataclass(slots=True)
+class Run:
+    """What a run found so far: a row per test with figures; tests, failures and seconds of each suite.
+
+    The seconds of a suite are those of its tests, servers that they start included; suites that run side
+    by side take less of a clock.
+    """
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    suites: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def add(self, report: pytest.TestReport) -> None:
+        """Count one phase of a test."""
+        test = report.nodeid.removeprefix("tests/")
+        suite = self.suites.setdefault(test.split("/", 1)[0], {"tests": 0, "failed": 0, "seconds": 0.0})
+        suite["tests"] += report.when == "call" or (report.when == "setup" and report.skipped)
+        suite["failed"] += report.failed
+        suite["seconds"] = round(suite["seconds"] + report.duration, 3)
+        found = dict(report.user_properties).get(PROPERTY)
+        if report.when == "call" and isinstance(found, dict):
+            row = {"test": test, "outcome": report.outcome, "seconds": round(report.duration, 1)}
+            self.rows.append(row | {"figures": found})
+
+
+_RUN = pytest.StashKey[Run]()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--figures``."""
+    """Add ``--figures`` and ``--figures-so-far``."""
     parser.addoption("--figures", metavar="PAGE", help="write the figures of this run to a page")
+    parser.addoption("--figures-so-far", metavar="FILE", help="add to what earlier stages found")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """An empty table."""
-    config.stash[_ROWS] = []
+    """What earlier stages found, else nothing."""
+    so_far = config.getoption("figures_so_far")
+    config.stash[_RUN] = read_so_far(Path(so_far)) if so_far else Run()
+
+
+def read_so_far(path: Path) -> Run:
+    """What the stages of a run wrote; an empty run when there is no such file."""
+    return Run(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else Run()
 
 
 @pytest.fixture
@@ -47,27 +86,44 @@ def figures(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Keep the figures and the outcome of each test that has some."""
+    """Let the figures of a test travel with its report."""
     report: pytest.TestReport = yield  # type: ignore[assignment,misc]
     found = item.stash.get(_FIGURES, None)
     if report.when == "call" and found is not None:
-        item.config.stash[_ROWS].append(
-            {
-                "test": item.nodeid.removeprefix("tests/"),
-                "outcome": report.outcome,
-                "seconds": round(call.duration, 1),
-                "figures": found,
-            }
-        )
-        _write(item.config)
+        report.user_properties.append((PROPERTY, found))
     return report  # type: ignore[return-value]
 
 
-def _write(config: pytest.Config) -> None:
-    """Write the page as far as it is known: a long run may be cut short."""
-    page = config.getoption("figures")
-    if page:
-        Path(page).write_text(page_of(config.stash[_ROWS], facts()), encoding="utf-8")
+class Collector:
+    """Keeps what the reports say, and writes it: a long run may be cut short."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count it; write when there is something new to read."""
+        run = self._config.stash[_RUN]
+        rows = len(run.rows)
+        run.add(report)
+        if len(run.rows) > rows:
+            self._write()
+
+    def pytest_sessionfinish(self) -> None:
+        """Write the seconds of all suites."""
+        self._write()
+
+    def _write(self) -> None:
+        run, config = self._config.stash[_RUN], self._config
+        if page := config.getoption("figures"):
+            Path(page).write_text(page_of(run, facts()), encoding="utf-8")
+        if so_far := config.getoption("figures_so_far"):
+            Path(so_far).write_text(json.dumps(asdict(run), default=str), encoding="utf-8")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Collect in the process that gets all reports."""
+    if not hasattr(session.config, "workerinput"):
+        session.config.pluginmanager.register(Collector(session.config), "collector of figures")
 
 
 def facts() -> dict[str, str]:
@@ -85,14 +141,17 @@ def facts() -> dict[str, str]:
     }
 
 
-def page_of(rows: list[dict[str, Any]], known: dict[str, str]) -> str:
-    """The page: what was run where, a table of outcomes, the figures, what was not tried."""
-    lines = ["# Report of the system-level tests", "", "Generated; do not edit.", ""]
+def page_of(run: Run, known: dict[str, str]) -> str:
+    """The page: what was run where, seconds of the suites, outcomes, figures, what was not tried."""
+    lines = ["# Report of the tests", "", "Generated; do not edit.", ""]
     lines += [f"* {name}: {value}" for name, value in known.items()]
-    lines += ["", "| test | outcome | seconds |", "|---|---|---|"]
-    lines += [f"| `{row['test']}` | {row['outcome']} | {row['seconds']} |" for row in rows]
-    lines += ["", *_totals(rows), "## Figures", ""]
-    for row in rows:
+    lines += ["", "## Suites", "", "| suite | tests | failed | seconds |", "|---|---|---|---|"]
+    for name, suite in run.suites.items():
+        lines.append(f"| {name} | {suite['tests']} | {suite['failed']} | {suite['seconds']:.0f} |")
+    lines += ["", "## System-level tests", "", "| test | outcome | seconds |", "|---|---|---|"]
+    lines += [f"| `{row['test']}` | {row['outcome']} | {row['seconds']} |" for row in run.rows]
+    lines += ["", *_totals(run.rows), "## Figures", ""]
+    for row in run.rows:
         lines += [f"### `{row['test']}`", "", "| figure | value |", "|---|---|"]
         lines += [f"| {name} | {value} |" for name, value in row["figures"].items()]
         lines.append("")

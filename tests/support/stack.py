@@ -24,6 +24,8 @@ FAST = {  # the same rules with shorter clocks, so that a takeover fits a test
     "QIM_PRESENCE_REFRESH_S": "5",
     "QIM_LOG_LEVEL": "INFO",
 }
+# Roles that tests kill all the time come back at once, as after a first death.
+TIRELESS = ("--restarts", "10000", "--backoff", "0.4")
 
 
 class StackProcess:
@@ -31,7 +33,7 @@ class StackProcess:
 
     def __init__(self, state_dir: Path, *args: str, env: dict[str, str] | None = None) -> None:
         self.state_dir = state_dir
-        self._args = ["--state-dir", str(state_dir), "--restarts", "10000", "--quick", *args]
+        self._args = ["--state-dir", str(state_dir), *TIRELESS, "--quick", *args]
         passed = {name: value for name, value in os.environ.items() if not name.startswith("QIM_")}
         self._env = passed | FAST | (env or {})
         self._popen: subprocess.Popen[bytes] | None = None

@@ -48,7 +48,7 @@ class Plan:
     users: int = 8
     silent: int = 0
     groups: int = 3
-    rate: float = 40.0  # messages a second, of all
+    rate: float = 60.0  # messages a second, of all
     body_bytes_max: int = 500
     change_every_s: float = 0.7  # per group
     give_up_share: float = 0.03

@@ -165,14 +165,3 @@ async def test_a_lost_connection_is_survived(whole_stack: StackProcess, proxy: F
     await cutter
     assert outcome.clean, lines(outcome)
     assert outcome.noted["connections_lost"] > 0
-
-
-async def test_a_killed_mailbox_role_is_survived(tmp_path: Path) -> None:
-    with StackProcess(tmp_path / "stack") as stack:
-        code, report, _ = await command(
-            stack, "--rate", "100", "--duration", "5", "--warm-up", "1", "--connections", "10",
-            "--kill", "mailbox@2", folder=tmp_path,
-        )  # fmt: skip
-    assert code == 0
-    assert [fault["role"] for fault in report["faults"]] == ["mailbox"]
-    assert report["e2e_ms"]["max"] > report["ack_ms"]["p50"]

@@ -54,7 +54,7 @@ def test_a_frozen_broker_is_waited_out(tmp_path: Path) -> None:
             pipeline.feed(400)
             pipeline.wait_processed()
             broker.pause()
-            time.sleep(6)  # the fault's length: three sessions
+            time.sleep(4)  # the fault's length: two sessions
             broker.resume()
             pipeline.feed(400)
             pipeline.wait_processed()

@@ -15,7 +15,7 @@ from tests.integration.streaming.verdict import judge
 pytestmark = [pytest.mark.integration]
 
 PER_SECOND = 800.0
-SHORT, LONG = 5, 250  # rounds
+SHORT, LONG = 4, 250  # rounds
 
 
 @pytest.mark.parametrize(

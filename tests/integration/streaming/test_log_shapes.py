@@ -230,7 +230,7 @@ def test_a_broker_that_is_not_there_is_said(tmp_path: Path) -> None:
     admin = AdminClient({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
     declared = topics.load().resolve("dev")
     short = pytest.MonkeyPatch()
-    short.setattr(topics, "_ADMIN_TIMEOUT_S", 0.5)
+    short.setattr(topics, "_ANSWER_TIMEOUT_S", 0.5)
     with pytest.raises(ConfigError, match="is the broker up"):
         topics.check(admin, declared)
     short.undo()

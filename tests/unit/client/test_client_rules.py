@@ -402,6 +402,40 @@ def test_coverage_probes_and_then_pulls_what_the_probe_showed() -> None:
     assert (coverage.pulled_to, coverage.is_pulling) == (9, False)
 
 
+def test_what_is_wanted_goes_on_to_the_watermark_that_the_answers_show() -> None:
+    """An event was pushed, the next ones were not: what is known above is old, and nothing else tells."""
+    coverage = Coverage(gap_grace_ms=10, checkpoint_events=0, checkpoint_interval_ms=0)
+    coverage.restart(5, 5)
+    coverage.heard(7, 1)
+    coverage.want(0)
+    (part,) = coverage.requests(0)
+    coverage.answer(part, batch(7, 20), 1)
+    coverage.ended(False, 1)
+    (rest,) = coverage.requests(1)
+    assert (rest.at, rest.up_to) == (7, 20)
+    coverage.answer(rest, batch(20, 30), 2)  # what came after the question is not chased
+    coverage.ended(False, 2)
+    assert (coverage.pulled_to, coverage.is_pulling) == (20, False)
+
+
+def test_what_is_wanted_during_a_pull_begins_after_it() -> None:
+    coverage = Coverage(gap_grace_ms=10, checkpoint_events=0, checkpoint_interval_ms=0)
+    coverage.restart(5, 8)
+    assert coverage.begin(8, 0, 0)
+    (part,) = coverage.requests(0)
+    coverage.want(1)
+    coverage.answer(part, batch(8, 8), 2)
+    coverage.ended(False, 2)
+    (probe,) = coverage.requests(2)
+    coverage.answer(probe, batch(8, 12), 3)
+    coverage.ended(False, 3)
+    (rest,) = coverage.requests(3)
+    assert (rest.at, rest.up_to) == (8, 12)
+    coverage.answer(rest, batch(12, 15), 4)
+    coverage.ended(False, 4)
+    assert (coverage.pulled_to, coverage.is_pulling) == (12, False)
+
+
 def test_coverage_pulls_a_gap_after_its_grace_and_then_less_often() -> None:
     coverage = Coverage(gap_grace_ms=10, checkpoint_events=0, checkpoint_interval_ms=0)
     coverage.restart(0, 0)
