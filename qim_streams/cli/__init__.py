@@ -1,7 +1,7 @@
 """The command line: ``qim ...``. Commands are loaded when they are called, so ``--help`` is fast.
 
 Exit codes: 0 done, 1 refused or failed with one line that says what to do, 2 wrong usage,
-70 a role stopped on doubt.
+3 something is left to repair (`qim repair`), 70 a role stopped on doubt.
 """
 
 import importlib
@@ -34,6 +34,7 @@ _COMMANDS = {
     "tables": ("qim_streams.cli.tables", "tables", "look into DispatchProgress and W[lane]"),
     "trace": ("qim_streams.cli.trace", "trace", "show a message's way through all levels"),
     "archive": ("qim_streams.cli.archive", "archive", "prepare and inspect the archive"),
+    "repair": ("qim_streams.cli.repair", "repair", "compare Redis with the logs and bring it back"),
     "topics": ("qim_streams.cli.topics", "topics", "create and check the topics"),
     "config": ("qim_streams.cli.config", "config", "print and check the settings"),
 }

@@ -65,18 +65,36 @@ class KafkaLogReader:
                     f"{self._topic}[{partition}]: {error.args[0].str()}", Outcome.NOT_APPLIED
                 ) from error
 
+    async def begin(self, partition: int) -> int:
+        """The first offset that the partition still has. StoreUnavailable when the log does not answer."""
+        async with self._turn:
+            try:
+                return await asyncio.to_thread(self._begin, partition)
+            except KafkaException as error:
+                raise StoreUnavailable(
+                    f"{self._topic}[{partition}]: {error.args[0].str()}", Outcome.NOT_APPLIED
+                ) from error
+
     async def close(self) -> None:
         """Let the connection go."""
         if self._consumer is not None:
             await asyncio.to_thread(self._consumer.close)
             self._consumer = None
 
-    def _open(self, partition: int, start: int) -> int:
-        """The end of the log; the consumer stands at `start`."""
+    def _begin(self, partition: int) -> int:
+        place = TopicPartition(self._topic, partition)
+        low, _ = self._opened().get_watermark_offsets(place, timeout=ANSWER_TIMEOUT_S)
+        return int(low)
+
+    def _opened(self) -> Consumer:
         if self._consumer is None:
             self._consumer = Consumer(self._config, logger=log)
+        return self._consumer
+
+    def _open(self, partition: int, start: int) -> int:
+        """The end of the log; the consumer stands at `start`."""
         place = TopicPartition(self._topic, partition, start)
-        low, high = self._consumer.get_watermark_offsets(place, timeout=ANSWER_TIMEOUT_S)
+        low, high = self._opened().get_watermark_offsets(place, timeout=ANSWER_TIMEOUT_S)
         if low > start or high < start:
             raise InvariantViolation(
                 f"{self._topic}[{partition}]: the hot tier knows it up to offset {start - 1}, and it holds "
@@ -84,7 +102,7 @@ class KafkaLogReader:
                 "retention; restore the one that was lost, or start with both empty"
             )
         if high > start:
-            self._consumer.assign([place])
+            self._opened().assign([place])
         return int(high)
 
     def _next(self, count: int) -> list[LogRow]:

@@ -157,6 +157,9 @@ class ConversationStore(Protocol):
         target if that is there. The messages are COMMITTED.
         """
 
+    async def leave_out(self, partition: int, epoch: int, last: Sequence[tuple[str, str, int]]) -> None:
+        """Raise the last number of each (tenant, conversation) to `seq`: what lies between is not used."""
+
     async def records(self, wanted: Sequence[tuple[str, str, int]]) -> list[bytes | None]:
         """MessageRecord bytes by (tenant, conversation, seq), None where the hot tier has none."""
 
@@ -183,6 +186,9 @@ class Outbox(Protocol):
 
 class OutboxReader(Protocol):
     """Reads the Outbox from outside of any consumer group."""
+
+    async def begin(self, partition: int) -> int:
+        """The first offset that the log still has. StoreUnavailable when it does not answer."""
 
     def read(self, partition: int, start: int) -> AsyncIterator[list[tuple[int, bytes, bytes]]]:
         """Batches of (offset, key, value) from `start` (inclusive) to the end of the log as of this call.

@@ -52,6 +52,7 @@ class RedisConversationStore:
         self._commit = keys.fenced_script("qim_streams.commit", "operations.lua", "commit.lua")
         self._confirm = keys.fenced_script("qim_streams.commit", "confirm.lua")
         self._restore = keys.fenced_script("qim_streams.commit", "operations.lua", "restore.lua")
+        self._leave_out = keys.fenced_script("qim_streams.commit", "leave_out.lua")
         self._covered = keys.fenced_script("qim_streams.commit", "covered.lua")
         self._pending = keys.fenced_script("qim_streams.commit", "pending.lua")
         self._records = Script.load("qim_streams.commit", "records.lua")
@@ -96,6 +97,12 @@ class RedisConversationStore:
         packed = msgpack.packb([_restored(message) for message in messages], use_bin_type=False)
         args = (self._retention_ms, covered, packed)
         return int(await self._calls.numbered(self._restore, partition, epoch, "tail", args))
+
+    async def leave_out(self, partition: int, epoch: int, last: Sequence[tuple[str, str, int]]) -> None:
+        """See the port."""
+        rows = [(keys.conversation(tenant, chat), seq) for tenant, chat, seq in last]
+        packed = msgpack.packb(rows, use_bin_type=False)
+        await self._calls.numbered(self._leave_out, partition, epoch, "tail", (packed,))
 
     async def pending(self, partition: int, epoch: int, limit: int) -> list[PendingMessage]:
         """See the port. Ids of a conversation grow with its seqs, so the order of ids is the order wanted."""

@@ -7,6 +7,10 @@ restores every message, before it numbers a new one: a used number is never issu
 
 After an ordinary restart there is little behind that offset: what was acknowledged and not yet confirmed.
 
+Where the Outbox begins behind what the store knows, the archive has to prove the numbers (`lost_range`). A
+store that knows nothing at all of an Outbox that has records was emptied: then an owner that nobody remembers
+may still have records on their way, so the log is read again until nothing came for `settle_s`.
+
 Edits and recalls are applied to their targets again, also to those that only the archive has.
 
 Invariants: numbers only go up; a message that is there is left alone, but for the edits and recalls of it;
@@ -17,11 +21,13 @@ What it does not do: restore changes of members (the change log has them).
 Spec: §14.4.
 """
 
+import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from qim_streams.archive.tiers import Records
+from qim_streams.commit.lost_range import LostRange
 from qim_streams.commit.ports import ConversationStore, OutboxReader
 from qim_streams.commit.rules import ConversationKey
 from qim_streams.errors import RecordError, StoreError, StoreUnavailable
@@ -31,6 +37,8 @@ from qim_streams.records import MessageRecord, decode_message, decode_outbox
 log = logging.getLogger(__name__)
 
 RESTORE_MAX = 500  # messages in one call of the store
+PROGRESS_EVERY = 50_000
+NOTHING = -1
 
 
 @dataclass(slots=True)
@@ -51,8 +59,19 @@ class Repaired:
 class OutboxRepair:
     """Repairs partitions at their grant."""
 
-    def __init__(self, store: ConversationStore, outbox: OutboxReader, archive: Records) -> None:
+    def __init__(
+        self,
+        store: ConversationStore,
+        outbox: OutboxReader,
+        archive: Records,
+        lost_range: LostRange | None = None,
+        *,
+        settle_s: float = 0.0,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """Without `lost_range` an Outbox that lost records is refused (by its reader)."""
         self._store, self._outbox, self._archive = store, outbox, archive
+        self._lost_range, self._settle_s, self._sleep = lost_range, settle_s, sleep
 
     async def run(self, partition: int, epoch: int) -> Repaired:
         """Restore what is missing; returns what was.
@@ -63,28 +82,42 @@ class OutboxRepair:
         # An empty commit first: whatever was sent under this epoch and given up can no longer be applied.
         await self._store.commit(partition, epoch, ())
         known = await self._store.covered(partition, epoch)
-        done, read = Repaired(), 0
-        async for batch in self._outbox.read(partition, known + 1):
-            for start in range(0, len(batch), RESTORE_MAX):
-                part = batch[start : start + RESTORE_MAX]
-                messages = _messages(part)
-                done.missing += await self._store.restore(partition, epoch, messages, part[-1][0])
-                await self._restore_targets(partition, epoch, messages, part[-1][0])
-                done.note(messages)
-            read += len(batch)
+        done, begin = Repaired(), await self._outbox.begin(partition)
+        if begin > known + 1 and self._lost_range is not None:
+            await self._lost_range.bridge(partition, epoch, known, begin)
+        else:
+            begin = known + 1
+        last = await self._restore_from(partition, epoch, begin, done)
+        while known == NOTHING and last >= begin and self._settle_s:
+            log.warning("ob:%d: emptied; what is still on its way gets %.1f s", partition, self._settle_s)
+            await self._sleep(self._settle_s)
+            begin, last = last + 1, await self._restore_from(partition, epoch, last + 1, done)
         if done.missing:
             log.error(
-                "ob:%d: the hot tier had lost %d of %d messages behind offset %d; restored from the Outbox",
-                partition,
-                done.missing,
-                read,
-                known,
-            )
+                "ob:%d: the hot tier had lost %d messages behind offset %d; restored from the Outbox",
+                partition, done.missing, known,
+            )  # fmt: skip
         return done
 
-    async def _restore_targets(
-        self, partition: int, epoch: int, messages: Sequence[MessageRecord], covered: int
-    ) -> None:
+    async def _restore_from(self, partition: int, epoch: int, start: int, done: Repaired) -> int:
+        """Restore everything from an offset on; the last offset, `start` - 1 when there was nothing."""
+        last, told = start - 1, start
+        async for batch in self._outbox.read(partition, start):
+            for first in range(0, len(batch), RESTORE_MAX):
+                part = batch[first : first + RESTORE_MAX]
+                messages = _messages(part)
+                # Not covered before the targets are back: a kill in between must find these records again.
+                done.missing += await self._store.restore(partition, epoch, messages, NOTHING)
+                await self._restore_targets(partition, epoch, messages)
+                await self._store.restore(partition, epoch, (), part[-1][0])
+                done.note(messages)
+            last = batch[-1][0]
+            if last - told >= PROGRESS_EVERY:
+                told = last
+                log.info("ob:%d: the hot tier is held against the Outbox, at offset %d", partition, last)
+        return last
+
+    async def _restore_targets(self, partition: int, epoch: int, messages: Sequence[MessageRecord]) -> None:
         """Bring back targets of edits and recalls that only the archive has, and change them again.
 
         The archive may not have come to these operations yet, and the next one needs their outcome.
@@ -108,7 +141,7 @@ class OutboxRepair:
         found = [one for row in rows if row is not None and (one := readable(row)) is not None]
         if len(found) < len(cold):
             log.error("ob:%d: %d targets of edits or recalls are nowhere", partition, len(cold) - len(found))
-        await self._store.restore(partition, epoch, [*found, *operations], covered)
+        await self._store.restore(partition, epoch, [*found, *operations], NOTHING)
 
 
 def _messages(records: Sequence[tuple[int, bytes, bytes]]) -> list[MessageRecord]:

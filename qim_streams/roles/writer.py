@@ -24,13 +24,10 @@ from qim_streams.commit.archived_targets import ArchivedTargets
 from qim_streams.commit.calls import PartitionCalls
 from qim_streams.commit.clock_bound import FileClockBound, ReservedClock
 from qim_streams.commit.kafka_outbox import MEMBERSHIP_TOPIC, OUTBOX_TOPIC, KafkaMembershipLog, KafkaOutbox
-from qim_streams.commit.kafka_reader import KafkaLogReader
 from qim_streams.commit.lane_services import LaneLimits, LaneServices
 from qim_streams.commit.ownership import PartitionOwnership
-from qim_streams.commit.redis_proof import RedisProof
 from qim_streams.commit.redis_store import RedisConversationStore
 from qim_streams.commit.relay import OutboxRelay
-from qim_streams.commit.repair import OutboxRepair
 from qim_streams.commit.requests import Windows
 from qim_streams.commit.rpc_server import RpcServer
 from qim_streams.commit.snapshots import MemberSnapshots
@@ -40,11 +37,9 @@ from qim_streams.ids import is_text_id
 from qim_streams.limits import MEMBERSHIP_VERSION_RETENTION_MS
 from qim_streams.membership.changes import ChangeWriter, GroupLimits, Surroundings
 from qim_streams.membership.direct import DirectChatMaker
-from qim_streams.membership.presence_seats import OnlineSeats
 from qim_streams.membership.redis_directory import RedisOrdinalDirectory
 from qim_streams.membership.redis_reader import RedisMembershipReader
 from qim_streams.membership.redis_store import RedisMembershipStore
-from qim_streams.membership.replay import MembershipReplay
 from qim_streams.membership.service import GroupService
 from qim_streams.ownership.boot import Boot
 from qim_streams.ownership.keeper import Claimant
@@ -52,6 +47,7 @@ from qim_streams.ownership.redis_leases import RedisLeaseStore
 from qim_streams.ownership.redis_wholeness import RedisWholeness
 from qim_streams.placement import outbox_partition
 from qim_streams.redis_tier import RedisClient, connect
+from qim_streams.roles.recovery import HotStores, Recovery
 from qim_streams.runtime import now_ms
 from qim_streams.script_pipe import ScriptPipe
 from qim_streams.settings import Settings
@@ -64,7 +60,6 @@ log = logging.getLogger(__name__)
 # Together below the supervisor's grace of 15 s: what is left undone is repaired at the next boot.
 DRAIN_TIMEOUT_S, FLUSH_TIMEOUT_S = 5.0, 3.0
 RECORD_OVERHEAD_BYTES = 32 * 1024  # of an Outbox record beside the body: ids, names, members
-PRESENCE_TOPIC = "qim.presence.v1"
 WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
 TOKEN_BYTES = 16
 
@@ -86,9 +81,7 @@ async def run_writer(settings: Settings, stop: asyncio.Event) -> None:
     try:
         await _serve(settings, parts, Claims(name, boot.number), stop)
     finally:
-        await parts.reader.close()
-        await parts.change_reader.close()
-        await parts.presence_reader.close()
+        await parts.recovery.close()
         await parts.archive.close()
         await producer.close(FLUSH_TIMEOUT_S)
         await redis.aclose()
@@ -123,13 +116,12 @@ class _Parts:
         outbox = KafkaOutbox(producer)
         change_log = KafkaMembershipLog(producer, partition_of)
         self.partition_of = partition_of
-        self.reader = KafkaLogReader(settings.brokers, OUTBOX_TOPIC)
-        self.change_reader = KafkaLogReader(settings.brokers, MEMBERSHIP_TOPIC)
-        self.presence_reader = KafkaLogReader(settings.brokers, PRESENCE_TOPIC)
         self.archive = open_archive_reader(settings)
+        self.recovery = Recovery(
+            settings, redis, HotStores(calls, store, membership, reader, directory), self.archive
+        )
         self.leases = RedisLeaseStore(redis)
         self.snapshots = MemberSnapshots(reader)
-        self.proof = RedisProof(calls)
         self.clock = ReservedClock(
             FileClockBound(_clock_file(settings)), int.from_bytes(secrets.token_bytes(8), "big"), now_ms
         )
@@ -142,18 +134,10 @@ class _Parts:
         self.services = LaneServices(
             store=store,
             outbox=outbox,
-            repair=OutboxRepair(store, self.reader, self.archive),
-            replay=MembershipReplay(
-                membership, reader, self.change_reader, directory, settings.mailbox_shards, now_ms
-            ),
-            seats=OnlineSeats(
-                self.presence_reader,
-                directory,
-                wholeness,
-                presence_partitions=settings.mailbox_shards,
-                outbox_partitions=settings.outbox_partitions,
-            ),
-            proof=self.proof,
+            repair=self.recovery.repair,
+            replay=self.recovery.replay,
+            seats=self.recovery.seats,
+            proof=self.recovery.proof,
             relay=OutboxRelay(store, outbox, die),
             clock=self.clock,
             direct=DirectChatMaker(self.changes, directory, self.snapshots.put),
@@ -196,7 +180,7 @@ async def _serve(settings: Settings, parts: _Parts, claims: Claims, stop: asynci
         ttl_ms=settings.lease_ttl_ms,
         renew_ms=settings.lease_renew_ms,
         settle=parts.changes.settle_all,
-        prove=parts.proof.prove,
+        prove=parts.recovery.proof.prove,
     )
     owner.append(ownership)
     log.info("listening on %s", address)

@@ -90,6 +90,11 @@ class MemoryOutboxReader:
 
     def __init__(self, log: Sequence[OutboxAppend]) -> None:
         self.log = log
+        self.first = 0  # what lies below was removed by retention
+
+    async def begin(self, partition: int) -> int:
+        """See the port."""
+        return self.first
 
     async def read(self, partition: int, start: int) -> AsyncIterator[list[tuple[int, bytes, bytes]]]:
         """See the port."""

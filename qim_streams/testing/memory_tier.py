@@ -27,6 +27,7 @@ from qim_streams.commit.ports import (
 )
 from qim_streams.commit.rules import (
     ConversationKey,
+    Head,
     PartitionState,
     commit_group,
     confirm,
@@ -177,6 +178,13 @@ class MemoryConversationStore:
         """See the port."""
         with self._calls.numbered(partition, epoch) as state:
             return restore(state, messages, covered)
+
+    async def leave_out(self, partition: int, epoch: int, last: Sequence[tuple[str, str, int]]) -> None:
+        """See the port."""
+        with self._calls.numbered(partition, epoch) as state:
+            for tenant, chat, seq in last:
+                head = state.heads.setdefault((tenant, chat), Head())
+                head.seq = max(head.seq, seq)
 
     async def records(self, wanted: Sequence[tuple[str, str, int]]) -> list[bytes | None]:
         """See the port."""

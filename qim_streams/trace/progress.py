@@ -104,7 +104,7 @@ async def read_progress(
         outbox = await _outbox_rows(log, archive)
     total = await log.partitions(DISPATCH)
     shards = list(range(total)) if shard is None else [one for one in (shard,) if one < total]
-    return PipelineProgress(outbox, await _shard_rows(log, mailboxes, shards))
+    return PipelineProgress(outbox, await read_shard_rows(log, mailboxes, shards))
 
 
 async def read_archive_progress(log: LogReader, archive: ArchiveReader) -> list[ArchiveRow]:
@@ -130,7 +130,8 @@ async def _outbox_rows(log: LogReader, archive: ArchiveReader) -> list[OutboxRow
     ]
 
 
-async def _shard_rows(log: LogReader, mailboxes: Watermarks, shards: list[int]) -> list[ShardRow]:
+async def read_shard_rows(log: LogReader, mailboxes: Watermarks, shards: list[int]) -> list[ShardRow]:
+    """The state of these MailboxShards. StoreUnavailable as the ports say."""
     ends = await log.offsets_at(DISPATCH, shards, FAR_FUTURE_MS)
     states = await mailboxes.watermarks(shards) if shards else []
     pages = await _last(log, PROGRESS, shards, _read_page)
