@@ -6,27 +6,28 @@ take long: each is a piece of its own. Pieces are given out in the order of coll
 first.
 """
 
+from fnmatch import fnmatch
 from typing import Any
 
 import pytest
 
-# Directory or file -> the name of what its tests share.
+# Files (a pattern) -> the name of what their tests share.
 TOGETHER = {
-    "tests/integration/commit/": "the servers of the writers",
-    "tests/integration/history/test_history_stack.py": "the whole stack",
+    "tests/integration/commit/*": "the servers of the writers",
+    "tests/integration/history/*_stack.py": "the whole stack",
     "tests/integration/loadgen/test_bench.py": "the whole stack",
-    "tests/integration/scenarios/": "the whole stack",
-    "tests/integration/archive/": "the log of the archivers",
+    "tests/integration/scenarios/*": "the whole stack",
 }
 APART = "tests/model/"
 
 
 def piece_of(nodeid: str) -> str:
     """The piece of work to which a test belongs."""
-    for path, shared in TOGETHER.items():
-        if nodeid.startswith(path):
+    path = nodeid.split("::", 1)[0]
+    for files, shared in TOGETHER.items():
+        if fnmatch(path, files):
             return shared
-    return nodeid if nodeid.startswith(APART) else nodeid.split("::", 1)[0]
+    return nodeid if nodeid.startswith(APART) else path
 
 
 @pytest.hookimpl(optionalhook=True)
