@@ -27,7 +27,7 @@ from tests.support.waiting import eventually
 pytestmark = [pytest.mark.integration, pytest.mark.chaos, pytest.mark.timeout(600)]
 
 BACK_S = 120.0
-FREEZE_S = 10.0
+FREEZE_S = 5.0  # several times the archiver's wait for an answer
 KEPT = 5
 # What may be in the hot tier of a conversation once it is trimmed: the newest, and less than a slab more.
 HOT_MAX = KEPT + min(64, KEPT + 1)

@@ -20,7 +20,7 @@ from tests.support.waiting import eventually
 pytestmark = [pytest.mark.integration, pytest.mark.chaos, pytest.mark.timeout(600)]
 
 ROLES = ("fanout", "mailbox")
-STORM_S, STORM_LONG_S = 20.0, 90.0
+STORM_S, STORM_LONG_S = 15.0, 90.0
 JOIN_S = 60.0
 FREEZE_S = 4.5  # half as long again as the lease and the session timeout of the test stack
 
@@ -111,15 +111,16 @@ async def _one_move(crowd: Crowd, traffic: Traffic, chance: random.Random) -> No
     await traffic.for_seconds(chance.uniform(1.0, 3.0))
 
 
+@pytest.mark.parametrize("freezes", [1, pytest.param(3, marks=pytest.mark.slow)])
 async def test_a_frozen_mailbox_worker_comes_back_as_a_zombie(
-    stack: StackProcess, crowd: Crowd, under_traffic: UnderTraffic, figures: dict[str, Any]
+    stack: StackProcess, crowd: Crowd, under_traffic: UnderTraffic, figures: dict[str, Any], freezes: int
 ) -> None:
     """T-Z1: SIGSTOP for longer than lease and session; another serves; SIGCONT; the zombie writes nothing."""
-    async with under_traffic(stack, Plan("zombie", new_seed())) as traffic:
+    async with under_traffic(stack, Plan(f"zombie{freezes}", new_seed())) as traffic:
         await traffic.more_acks(50)
         other = crowd.join("mailbox")
         await traffic.until(other.is_ready, JOIN_S, "the other worker to serve")
-        for _ in range(2):
+        for _ in range(freezes):
             pid = stack.kill("mailbox", signal.SIGSTOP)
             await traffic.for_seconds(FREEZE_S)
             stack.kill("mailbox", signal.SIGCONT)

@@ -34,7 +34,14 @@ async def _restarted(stack: StackProcess, server: str, number: signal.Signals) -
 
 
 @pytest.mark.parametrize("server", ["kafka", "redis"])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGKILL,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+    ],  # a clean stop is the lesser fault
+    ids=lambda one: one.name,
+)
 async def test_a_store_restarts(
     stack: StackProcess,
     under_traffic: UnderTraffic,

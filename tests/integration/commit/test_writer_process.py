@@ -113,12 +113,13 @@ async def kill_and_repeat(
     return acked, waits
 
 
+@pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("point", POINTS)
 async def test_killed_at_every_point(
-    servers: Settings, redis: RedisClient, links: WriterLinks, writer: WriterProcess, point: str
+    servers: Settings, redis: RedisClient, links: WriterLinks, writer: WriterProcess, point: str, kills: int
 ) -> None:
     """T-K1, C5: nothing lost, nothing doubled, no hole, and the retry is answered soon after the restart."""
-    acked, waits = await kill_and_repeat(writer, links, point, 2, point.replace(".", "-"))
+    acked, waits = await kill_and_repeat(writer, links, point, kills, f"{point}-{kills}".replace(".", "-"))
     assert acked
     assert all(outcome.status is SendStatus.COMMITTED for outcome in acked.values()), acked
     print(f"{point}: {len(acked)} acknowledged, answered after restart in {[round(w, 2) for w in waits]} s")
