@@ -87,6 +87,28 @@ async def test_groups_before_and_after_their_first_message(cast: Cast) -> None:
     assert [(one.from_seq, one.to_seq, one.reason) for one in page.breaks] == [(1, 7, "deleted")]
 
 
+async def test_readers_and_typing(cast: Cast) -> None:
+    """Who has read a group's message; typing reaches the others and no mailbox."""
+    ann, ben = cast.person("ann"), cast.person("ben")
+    owner, member = await ann.online(), await ben.online()
+    chat = (await owner.groups.create([ben.user_id])).conversation_id
+    seq = (await owner.send(b"hi", conversation_id=chat)).conversation_seq
+    assert (await owner.sessions.read_count(chat, seq)).read == 0
+    await member.sessions.mark_read(chat, seq)
+    found = await owner.sessions.read_count(chat, seq)
+    assert (found.read, found.others, found.exact, found.user_ids) == (1, 1, True, [ben.user_id])
+    heard: list[tuple[str, str]] = []
+    owner.sessions.on_typing = lambda conversation, user: heard.append((conversation, user))
+
+    def typed() -> bool:
+        member.sessions.typing(chat)
+        return bool(heard)
+
+    await eventually(typed, what="typing")
+    assert heard[0] == (chat, ben.user_id)
+    assert len(await ann.mailbox(1)) == 1
+
+
 async def test_f8_many(cast: Cast) -> None:
     """F8: 250 unread are 200 and more."""
     ann, ben = cast.person("ann"), cast.person("ben")
