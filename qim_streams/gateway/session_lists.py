@@ -49,7 +49,8 @@ from qim_streams.wire.frames_sessions import (
 log = logging.getLogger(__name__)
 
 TOTALS_S: Final = 0.25
-TOTALS_AT_ONCE_MAX: Final = 16  # in a storm of sign-ons the others hear that nothing is complete
+TOTALS_AT_ONCE_MAX: Final = 16
+TOTALS_PER_S_MAX: Final = 100  # in a storm of sign-ons the others hear that nothing is complete
 BACKGROUND_MAX: Final = 64  # things that nobody waits for, at once; more are left out
 UNKNOWN: Final = Totals(0, 0, 0, False)
 Change = Callable[[Actor, Any], Awaitable[Changed]]
@@ -89,6 +90,7 @@ class SessionListFrames:
         self._ordinals, self._projection, self._now_ms = ordinals, projection, now_ms
         self._changes = _changes_of(actions)
         self._counting = 0
+        self._totals_second, self._totals_left = 0, TOTALS_PER_S_MAX
         self._working: set[asyncio.Task[None]] = set()
 
     def handle(self, session: ListSession, frame: Any) -> bool:
@@ -133,9 +135,13 @@ class SessionListFrames:
 
     async def totals(self, address: MailboxAddress) -> Totals:
         """The totals of AUTH_OK, or that they are not known: a sign-on waits for no store that is slow."""
-        if self._counting >= TOTALS_AT_ONCE_MAX:
+        second = self._now_ms() // 1_000
+        if second != self._totals_second:
+            self._totals_second, self._totals_left = second, TOTALS_PER_S_MAX
+        if self._counting >= TOTALS_AT_ONCE_MAX or not self._totals_left:
             return UNKNOWN
         self._counting += 1
+        self._totals_left -= 1
         try:
             async with asyncio.timeout(TOTALS_S):
                 return await self.lists.totals(user_of(address), address.shard)

@@ -183,6 +183,23 @@ async def test_a_sign_on_waits_for_no_totals(world: GatewayWorld) -> None:
         assert (auth.total_unread, auth.projection_complete) == (0, False)
 
 
+async def test_a_storm_of_sign_ons_counts_for_some(
+    world: GatewayWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond the rate a device hears that its totals are not complete; a second later they are."""
+    lists, _ = await chat_with_20(world)
+    monkeypatch.setattr("qim_streams.gateway.session_lists.TOTALS_PER_S_MAX", 2)
+    seen = []
+    lists.now_ms = 50_000
+    for number in range(4):
+        async with await WireClient.connect(world.url) as ann:
+            auth = await ann.sign_on("ann", device=f"d{number}")
+            seen.append((auth.total_unread, auth.projection_complete))
+        if number == 2:
+            lists.now_ms += 1_000
+    assert seen == [(20, True), (20, True), (0, False), (20, True)]
+
+
 async def test_new_members_have_the_group_before_its_first_message(world: GatewayWorld) -> None:
     lists = sessions_of(world, "ann", "ben")
     lists.past.group({"ann": ALWAYS, "ben": ALWAYS}, chat="g.new")
