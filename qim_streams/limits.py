@@ -39,3 +39,7 @@ SESSION_PINS_MAX = 100  # pinned conversations of a user
 SESSION_CURSOR_MAX = 256  # characters of the cursor of a session list
 MENTIONS_MAX = 50  # users that one message names
 SESSION_MENTIONS_MAX = 20  # unread mentions of a conversation that a session row names
+TYPING_INTERVAL_MS = 2_000  # TYPING of a user in a conversation: one in this time, the rest is dropped
+TYPING_MEMBERS_MAX = 100  # in a larger group nobody hears of typing
+READERS_SHOWN_MAX = 100  # users that a READ_COUNT names
+READERS_COUNTED_MAX = 2_000  # members that it looks at; in a larger group the count is not exact

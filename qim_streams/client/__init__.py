@@ -42,6 +42,7 @@ from qim_streams.client.deliveries import (
 from qim_streams.client.options import ClientOptions
 from qim_streams.client.sqlite_store import SqliteStore
 from qim_streams.client.store import LocalStore, MemoryStore, NoStore
+from qim_streams.mentions import Mentions
 
 __all__ = [
     "ClientOptions",
@@ -53,6 +54,7 @@ __all__ = [
     "HistoryClosed",
     "LocalStore",
     "MemoryStore",
+    "Mentions",
     "MessageEdited",
     "MessageRecalled",
     "MessageReceived",

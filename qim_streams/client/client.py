@@ -35,6 +35,7 @@ from qim_streams.client.sessions import Sessions
 from qim_streams.client.store import LocalStore, NoStore, Unsent
 from qim_streams.client.stream import Stream
 from qim_streams.errors import ClientStopped, QimError
+from qim_streams.mentions import NOBODY, Mentions
 from qim_streams.records import KIND_EDIT, KIND_RECALL
 
 log = logging.getLogger("qim.client")
@@ -194,6 +195,7 @@ class QimClient:
         conversation_id: str | None = None,
         to_user_id: str | None = None,
         client_message_id: str | None = None,
+        mentions: Mentions = NOBODY,
         timeout_s: float | None = None,
     ) -> SendReceipt:
         """Send a message to a conversation or a user and wait for its receipt.
@@ -202,9 +204,9 @@ class QimClient:
         connections. AdmissionRefused: not accepted (nothing happened). ClientStopped, TimeoutError: the
         outcome is unknown; sending again with the same client_message_id is safe and tells.
         """
-        name = client_message_id or secrets.token_hex(16)
-        self._check_running()
-        return await self._outbox.add_and_settle(Unsent(name, body, conversation_id, to_user_id), timeout_s)
+        name = self._name(client_message_id)
+        unsent = Unsent.message(name, body, conversation_id, to_user_id, mentions)
+        return await self._outbox.add_and_settle(unsent, timeout_s)
 
     async def edit(
         self,
@@ -216,9 +218,8 @@ class QimClient:
         timeout_s: float | None = None,
     ) -> SendReceipt:
         """Give an own message another body; the receipt is that of the edit. Otherwise as `send`."""
-        name = client_message_id or secrets.token_hex(16)
+        name = self._name(client_message_id)
         edit = Unsent(name, body, conversation_id, None, KIND_EDIT, conversation_seq)
-        self._check_running()
         return await self._outbox.add_and_settle(edit, timeout_s)
 
     async def recall(
@@ -230,9 +231,8 @@ class QimClient:
         timeout_s: float | None = None,
     ) -> SendReceipt:
         """Take a message back, for everybody and for ever; otherwise as `edit`."""
-        name = client_message_id or secrets.token_hex(16)
+        name = self._name(client_message_id)
         recall = Unsent(name, b"", conversation_id, None, KIND_RECALL, conversation_seq)
-        self._check_running()
         return await self._outbox.add_and_settle(recall, timeout_s)
 
     def submit(
@@ -243,15 +243,15 @@ class QimClient:
         conversation_id: str | None = None,
         to_user_id: str | None = None,
         client_message_id: str | None = None,
+        mentions: Mentions = NOBODY,
     ) -> str:
         """`send` without waiting: `settled` is called once with the receipt or the error.
 
         Returns the client_message_id. The message goes out once the store has it. `MessageSent` or
         `SendFailed` comes in the stream as well. AdmissionRefused: too many messages wait, or too large.
         """
-        message_id = client_message_id or secrets.token_hex(16)
-        self._check_running()
-        self._outbox.add(Unsent(message_id, body, conversation_id, to_user_id), settled)
+        message_id = self._name(client_message_id)
+        self._outbox.add(Unsent.message(message_id, body, conversation_id, to_user_id, mentions), settled)
         return message_id
 
     async def post(
@@ -261,24 +261,28 @@ class QimClient:
         conversation_id: str | None = None,
         to_user_id: str | None = None,
         client_message_id: str | None = None,
+        mentions: Mentions = NOBODY,
     ) -> str:
         """Hand a message over for good: returns its client_message_id once the store has it.
 
         With a store that outlives the process the message does, too; `MessageSent` or `SendFailed` tells
         its end, to this client or a later one of the same store. Errors as in `submit`; ClientStopped.
         """
-        message_id = client_message_id or secrets.token_hex(16)
-        self._check_running()
-        await self._outbox.add_and_keep(Unsent(message_id, body, conversation_id, to_user_id))
+        message_id = self._name(client_message_id)
+        await self._outbox.add_and_keep(
+            Unsent.message(message_id, body, conversation_id, to_user_id, mentions)
+        )
         return message_id
 
     def give_up(self, client_message_id: str) -> None:
         """Stop repeating a message; whether it was committed stays unknown. Nothing is delivered for it."""
         self._outbox.give_up(client_message_id)
 
-    def _check_running(self) -> None:
+    def _name(self, given: str | None) -> str:
+        """The client_message_id of a new message; ClientStopped when nothing is sent any more."""
         if self._stopped is not None:
             raise self._stopped
+        return given or secrets.token_hex(16)
 
     # -- receiving
 

@@ -186,6 +186,7 @@ class Journal:
                     one.to_user_id,
                     one.kind,
                     one.target_seq,
+                    one.mentions,
                 )
                 for one in batch.sends
             ],

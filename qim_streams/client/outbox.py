@@ -10,13 +10,15 @@ Spec: §3 (5). Scenarios C1 C4.
 import asyncio
 from collections.abc import Callable, Iterable
 
+from qim_streams import limits
 from qim_streams.client.deliveries import MessageSent, SendFailed, SendReceipt
 from qim_streams.client.journal import Journal
 from qim_streams.client.sends import Outgoing
 from qim_streams.client.session import Session
 from qim_streams.client.store import Unsent
-from qim_streams.errors import AdmissionRefused, ConfigError, QimError
+from qim_streams.errors import AdmissionRefused, ConfigError, QimError, RecordError
 from qim_streams.ids import is_text_id
+from qim_streams.mentions import decode_mentions
 from qim_streams.records import KIND_MESSAGE
 from qim_streams.wire.frames import Error, SendAck
 from qim_streams.wire.kinds import INT_MAX
@@ -103,6 +105,10 @@ class Outbox:
         for name in (unsent.conversation_id, unsent.to_user_id, unsent.client_message_id):
             if name is not None and not is_text_id(name):
                 raise ConfigError(f"send: {name!r} is not an id; use letters, digits and . _ @ ~ -")
+        try:
+            decode_mentions(unsent.mentions)
+        except RecordError as error:
+            raise ConfigError(f"mentions: at most {limits.MENTIONS_MAX} users, by their ids") from error
         if len(unsent.body) > self._body_bytes_max:
             raise AdmissionRefused("BODY_TOO_LARGE", f"{len(unsent.body)} bytes do not fit into a frame")
 

@@ -28,6 +28,10 @@ class Requests:
     def __init__(self, client: "QimClient", random: Callable[[], float], timeout_s: float = 60.0) -> None:
         self._client, self._random, self._timeout_s = client, random, timeout_s
 
+    def wake(self) -> None:
+        """Frames were queued in the session: write them."""
+        self._client.wake()
+
     async def ready(self) -> None:
         """Wait until requests can be sent. ClientStopped when that will never be."""
         await self._client.wait_authenticated()

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 from qim_streams.client.backoff import retry_ms
 from qim_streams.errors import AdmissionRefused
+from qim_streams.mentions import decode_mentions
 from qim_streams.records import KIND_EDIT, KIND_MESSAGE
 from qim_streams.wire.frames import Error, SendAck, SendMessage
 from qim_streams.wire.frames_changes import EditMessage, RecallMessage
@@ -39,6 +40,7 @@ class Outgoing:
     to_user_id: str | None
     kind: int = KIND_MESSAGE
     target_seq: int | None = None  # of an edit or recall
+    mentions: bytes = b""
     settled: Callable[["Outgoing", SendAck | Error], None] | None = None
     number: int = 0  # order of arrival; 0: admitted, not queued
     attempts: int = 0
@@ -49,7 +51,9 @@ class Outgoing:
         """The frame that asks for it, under the request id that it has now."""
         name, place = self.client_message_id, self.conversation_id
         if self.kind == KIND_MESSAGE:
-            return SendMessage(self.rid, name, self.body, place, self.to_user_id)
+            users, everybody = decode_mentions(self.mentions)
+            named = list(users) or None
+            return SendMessage(self.rid, name, self.body, place, self.to_user_id, named, everybody)
         assert place is not None
         assert self.target_seq is not None
         if self.kind == KIND_EDIT:

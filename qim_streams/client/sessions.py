@@ -24,9 +24,11 @@ from qim_streams.wire.frames import ClientFrame
 from qim_streams.wire.frames_sessions import (
     ClearConversation,
     DeleteMessages,
+    GetReadCount,
     HideConversation,
     MarkRead,
     PullSessionList,
+    ReadCount,
     ReadReceipt,
     SessionDelta,
     SessionList,
@@ -34,6 +36,8 @@ from qim_streams.wire.frames_sessions import (
     SessionState,
     SetMute,
     SetPin,
+    Typing,
+    UserTyping,
 )
 
 if TYPE_CHECKING:
@@ -51,10 +55,12 @@ class Sessions:
     """
 
     def __init__(self, session: "Session", requests: Requests) -> None:
-        self._requests = requests
+        self._session, self._requests = session, requests
         self.book = SessionBook()
         self.on_change: Callable[[], object] | None = None
+        self.on_typing: Callable[[str, str], object] | None = None  # conversation_id, user_id
         session.handlers[SessionDelta] = lambda frame: self._changed(self.book.take_delta(frame))
+        session.handlers[UserTyping] = self._heard
         session.handlers[ReadReceipt] = lambda frame: self._changed(self.book.take_receipt(frame))
 
     async def page(
@@ -102,6 +108,22 @@ class Sessions:
     ) -> SessionRow:
         """Delete everything up to a seq (None: all) for this user; with `hidden` off the list, too."""
         return await self._change(lambda rid: ClearConversation(rid, conversation_id, up_to_seq, hidden))
+
+    async def read_count(self, conversation_id: str, conversation_seq: int) -> ReadCount:
+        """How many of the other members have read up to a message, and some of them by name."""
+        return await self._requests.ask(
+            lambda rid: GetReadCount(rid, conversation_id, conversation_seq), ReadCount
+        )
+
+    def typing(self, conversation_id: str) -> None:
+        """The user is writing: others may hear, once in two seconds. Nothing while this device is offline."""
+        if self._session.auth is not None:
+            self._session.frames.append(Typing(self._session.next_rid(), conversation_id))
+            self._requests.wake()
+
+    def _heard(self, frame: UserTyping) -> None:
+        if self.on_typing is not None:
+            self.on_typing(frame.conversation_id, frame.user_id)
 
     async def _change(self, make: Callable[[int], ClientFrame]) -> SessionRow:
         answer = await self._requests.ask(make, SessionState)

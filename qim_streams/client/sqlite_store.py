@@ -23,7 +23,7 @@ from qim_streams.client.store import Change, LocalState, Rebuild, Unsent
 from qim_streams.errors import ConfigError, Outcome, StoreError
 from qim_streams.wire.frames import Event, Message
 
-LAYOUT = 3
+LAYOUT = 4
 LOCK_WAIT_S = 0.5
 SEQ_MAX = 2**63 - 1
 _LAYOUT_1 = """
@@ -67,7 +67,10 @@ CREATE INDEX event_target ON event (conversation_id, target_seq) WHERE target_se
 ALTER TABLE unsent ADD COLUMN kind INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE unsent ADD COLUMN target_seq INTEGER;
 """
-_STEPS = (_LAYOUT_1, _LAYOUT_2, _LAYOUT_3)
+_LAYOUT_4 = """
+ALTER TABLE unsent ADD COLUMN mentions BLOB NOT NULL DEFAULT x'';
+"""
+_STEPS = (_LAYOUT_1, _LAYOUT_2, _LAYOUT_3, _LAYOUT_4)
 _ADD = "INSERT OR IGNORE INTO event VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _LAST = """
 INSERT INTO conversation VALUES (?, ?, NULL)
@@ -134,8 +137,8 @@ class SqliteStore:
             ).fetchone()
             rows = db.execute("SELECT conversation_id, last_seq, read_after FROM conversation").fetchall()
             unsent = db.execute(
-                "SELECT client_message_id, body, conversation_id, to_user_id, kind, target_seq FROM unsent "
-                "ORDER BY number"
+                "SELECT client_message_id, body, conversation_id, to_user_id, kind, target_seq, mentions "
+                "FROM unsent ORDER BY number"
             )
             gaps = db.execute("SELECT conversation_id, after_seq, before_seq, reason FROM gap")
             (number,) = db.execute("SELECT coalesce(max(number), 0) FROM event").fetchone()
@@ -173,7 +176,7 @@ class SqliteStore:
             for place in targets_of(change.events):
                 self._change(*place)
         if change.unsent:
-            many("INSERT OR IGNORE INTO unsent VALUES (NULL, ?, ?, ?, ?, ?, ?)", change.unsent)
+            many("INSERT OR IGNORE INTO unsent VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)", change.unsent)
         if change.settled:
             many("DELETE FROM unsent WHERE client_message_id = ?", ((name,) for name in change.settled))
         if change.history:

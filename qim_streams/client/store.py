@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol
 
 from qim_streams.client.changes import changed, is_operation, targets_of
 from qim_streams.client.deliveries import Gap
+from qim_streams.mentions import Mentions
 from qim_streams.records import KIND_MESSAGE
 from qim_streams.wire.frames import Event, Message
 
@@ -35,6 +36,14 @@ class Unsent(NamedTuple):
     to_user_id: str | None
     kind: int = KIND_MESSAGE
     target_seq: int | None = None  # of an edit or recall
+    mentions: bytes = b""  # of a message (`mentions.Mentions.encode`)
+
+    @classmethod
+    def message(
+        cls, name: str, body: bytes, conversation_id: str | None, to_user_id: str | None, named: Mentions
+    ) -> "Unsent":
+        """A message under the client_message_id `name`, which names users."""
+        return cls(name, body, conversation_id, to_user_id, mentions=named.encode())
 
 
 class Rebuild(IntEnum):

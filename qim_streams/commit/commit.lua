@@ -90,10 +90,12 @@ local function repeated(kept, digest)
   return char(status) .. sub(kept, 17, 56) .. '\0\0\0\0' .. (#kept > 56 and sub(kept, 57) or '\0\0')
 end
 
-local function is_within(age, window) return window < 0 or (window > 0 and age <= window) end
+local fields_of, revised, packed_number -- `operations`, once they are needed
 
 -- Why an edit or recall cannot be; else nil, the target's new revision and its new record.
 local function changed(c, head, sender, change, committed_at)
+  local function is_within(age, window) return window < 0 or (window > 0 and age <= window) end
+  if not fields_of then fields_of, revised, packed_number = operations() end
   local kind, target_seq = change[1], change[2]
   if target_seq < 1 or target_seq > head.seq then return NO_TARGET end
   local record = call('HGET', records_at .. c, string.format('%.0f', target_seq)) or change[6]

@@ -41,24 +41,21 @@ from qim_streams.commit.outcome import (
     refused_by,
 )
 from qim_streams.commit.ports import (
-    Change,
     CommitRequest,
     CommitResult,
     CommitStatus,
     DirectChat,
 )
-from qim_streams.commit.requests import change_of, commit_request
+from qim_streams.commit.requests import commit_request
+from qim_streams.commit.revisions import Revisions
 from qim_streams.errors import FencedError, InvariantViolation, Outcome, StoreError, StoreUnavailable
 from qim_streams.hlc import ClockDriftError
-from qim_streams.lru import LruMap
-from qim_streams.operations.rules import readable, revision_of
 
 log = logging.getLogger(__name__)
 
 ROUNDS_MAX = 4  # of one group: first try, direct chats made, clock moved on, and one for bad luck
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.02, 1.0
 STORE_RETRY_MS = 500
-CHANGED_MAX = 16_384  # targets whose revision is remembered; more are not changed while one read takes
 
 
 class PartitionLane:
@@ -80,7 +77,7 @@ class PartitionLane:
         self._wake = asyncio.Event()
         self._revoked = False
         self._tail = OutboxTail(partition, epoch, services, self._wake.set)
-        self._changed: LruMap[tuple[str, str, int], int] = LruMap(CHANGED_MAX, CHANGED_MAX)  # -> revision
+        self._revisions = Revisions()
         self._made: list[Awaitable[object]] = []  # change log rows of chats made for the group at hand
 
     # -- from outside, on the event loop
@@ -214,9 +211,7 @@ class PartitionLane:
                 new.append(NewMessage(request, result))
                 self._tail.expect(result.message_id, job)
                 if result.revision:
-                    send = job.request
-                    key = send.tenant_id, send.conversation_id, send.target_seq
-                    self._changed.put(key, result.revision)
+                    self._revisions.note(job.request, result.revision)
                 if not ours:
                     self._s.admission.learn(job.request, result.members_active, request.committed_at)
             elif status is CommitStatus.REPEAT_RESERVED and not self._tail.join(job, result):
@@ -243,18 +238,11 @@ class PartitionLane:
         for job, message_id, wait_ms in zip(jobs, ids, waits, strict=True):
             job.wait_ms = wait_ms
             request = commit_request(job.request, message_id, self.epoch, now_ms, wait_ms > 0)
-            requests.append(request._replace(change=self._change(job)) if job.request.kind else request)
+            if job.request.kind:
+                change = self._revisions.change(job.request, self._s.windows, job.archived)
+                request = request._replace(change=change)
+            requests.append(request)
         return requests
-
-    def _change(self, job: SendJob) -> Change:
-        """Of an edit or recall. What the archive had before a later change of ours is not given on."""
-        archived, request = job.archived, job.request
-        if archived:
-            known = self._changed.get((request.tenant_id, request.conversation_id, request.target_seq)) or 0
-            target = readable(archived)
-            if target is not None and revision_of(target) < known:
-                archived = b""
-        return change_of(request, self._s.windows, archived)
 
     def _resume(self, job: SendJob) -> None:
         """A target was read in the archive: the job takes another turn."""

@@ -6,11 +6,11 @@ Spec: §3.
 from typing import NamedTuple
 
 from qim_streams.commit.outcome import SendRequest
-from qim_streams.commit.ports import Change, CommitRequest
+from qim_streams.commit.ports import CommitRequest
 from qim_streams.commit.rules import payload_digest
 from qim_streams.mentions import EVERYBODY
 from qim_streams.operations.rules import NO_REVISION, STATE_OF, operation_tail
-from qim_streams.records import KIND_EDIT, KIND_MESSAGE, STATE_NORMAL, MessageRecord
+from qim_streams.records import KIND_MESSAGE, STATE_NORMAL, MessageRecord
 
 
 class Windows(NamedTuple):
@@ -60,11 +60,3 @@ def commit_request(
         refuse_new,
         to_everybody=send.mentions[:1] == EVERYBODY,
     )
-
-
-def change_of(send: SendRequest, windows: Windows, archived: bytes) -> Change:
-    """What an edit or recall does to its target, whose archived record may be known."""
-    window_ms, admin_ms = windows.recall_ms, windows.recall_admin_ms
-    if send.kind == KIND_EDIT:
-        window_ms, admin_ms = windows.edit_ms, 0
-    return Change(send.kind, send.target_seq, send.body, window_ms, admin_ms, archived)

@@ -15,7 +15,7 @@ local refused = fenced(KEYS[1], ARGV[1]) or numbered(KEYS[2], ARGV[1], ARGV[2], 
 if refused then return refused end
 
 local base = string.sub(KEYS[1], 1, -6)
-local missing = 0
+local missing, fields_of, revised = 0, nil, nil
 for _, message in ipairs(cmsgpack.unpack(ARGV[6])) do
   local c, seq, row = message[1], message[4], message[5]
   local key, seq_text = base .. 'c:' .. c, string.format('%.0f', seq)
@@ -29,6 +29,7 @@ for _, message in ipairs(cmsgpack.unpack(ARGV[6])) do
   end
   local change = message[7]
   if change then
+    if not fields_of then fields_of, revised = operations() end
     local target_text = string.format('%.0f', change[2])
     local record = redis.call('HGET', base .. 'r:' .. c, target_text)
     local f = record and fields_of(record)

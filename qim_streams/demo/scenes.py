@@ -9,6 +9,7 @@ Spec: §3 to §7. Scenarios A1 A2 F1.
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from qim_streams.client import Delivery, MemoryStore, QimClient, SendReceipt
 from qim_streams.demo.people import People
@@ -131,7 +132,7 @@ def _seen(reader: str, event: Event) -> Seen:
     )
 
 
-async def _send(scene: Scene, client: QimClient, user: str, body: bytes, **to: str) -> SendReceipt:
+async def _send(scene: Scene, client: QimClient, user: str, body: bytes, **to: Any) -> SendReceipt:
     receipt = await client.send(body, timeout_s=DELIVER_S, **to)
     scene.sent(user, body, receipt)
     return receipt

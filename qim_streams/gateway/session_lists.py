@@ -24,6 +24,7 @@ from qim_streams.sessions.projection_ports import ProjectionStore
 from qim_streams.sessions.projection_records import SessionRow as ProjectedRow
 from qim_streams.sessions.projection_records import Slot, slot_of
 from qim_streams.sessions.reading import ListQuery, SessionLists
+from qim_streams.sessions.receipts import Receipts
 from qim_streams.sessions.rules import Totals
 from qim_streams.sync.ports import MailboxAddress
 from qim_streams.wire import MSGPACK
@@ -32,20 +33,25 @@ from qim_streams.wire.frames import ServerFrame
 from qim_streams.wire.frames_sessions import (
     ClearConversation,
     DeleteMessages,
+    GetReadCount,
     HideConversation,
     MarkRead,
     PullSessionList,
+    ReadCount,
     ReadReceipt,
     SessionState,
     SetMute,
     SetPin,
+    Typing,
+    UserTyping,
 )
 
 log = logging.getLogger(__name__)
 
 TOTALS_S: Final = 0.25
-TOTALS_AT_ONCE_MAX: Final = 16  # in a storm of sign-ons the others hear that nothing is complete
-REGISTERING_MAX: Final = 64  # groups whose new members are entered at once
+TOTALS_AT_ONCE_MAX: Final = 16
+TOTALS_PER_S_MAX: Final = 100  # in a storm of sign-ons the others hear that nothing is complete
+BACKGROUND_MAX: Final = 64  # things that nobody waits for, at once; more are left out
 UNKNOWN: Final = Totals(0, 0, 0, False)
 Change = Callable[[Actor, Any], Awaitable[Changed]]
 _ENTERING = (GroupOp.CREATE, GroupOp.ADD, GroupOp.JOIN)
@@ -74,19 +80,27 @@ class SessionListFrames:
         self,
         lists: SessionLists,
         actions: UserActions,
+        receipts: Receipts,
         bus: SignalBus,
         ordinals: OrdinalDirectory,
         projection: ProjectionStore,
         now_ms: Callable[[], int],
     ) -> None:
-        self.lists, self.actions, self.bus = lists, actions, bus
+        self.lists, self.actions, self.bus, self._receipts = lists, actions, bus, receipts
         self._ordinals, self._projection, self._now_ms = ordinals, projection, now_ms
         self._changes = _changes_of(actions)
         self._counting = 0
-        self._entering: set[asyncio.Task[None]] = set()
+        self._totals_second, self._totals_left = 0, TOTALS_PER_S_MAX
+        self._working: set[asyncio.Task[None]] = set()
 
     def handle(self, session: ListSession, frame: Any) -> bool:
         """Answer a frame of the session list, now or from a task; False for any other frame."""
+        if type(frame) is Typing:
+            self._type(session, frame)
+            return True
+        if type(frame) is GetReadCount:
+            _answer(session, frame.rid, partial(self._count, session, frame))
+            return True
         if type(frame) is PullSessionList:
             _answer(session, frame.rid, partial(self._page, session, frame))
             return True
@@ -103,11 +117,31 @@ class SessionListFrames:
         query = ListQuery(frame.cursor, frame.limit, frame.only, frame.pinned_first)
         return list_frame(frame.rid, await self.lists.page(user_of(address), address.shard, query))
 
+    async def _count(self, session: ListSession, frame: GetReadCount) -> ServerFrame:
+        found = await self._receipts.readers(
+            user_of(session.address), frame.conversation_id, frame.conversation_seq
+        )
+        return ReadCount(frame.rid, frame.conversation_id, frame.conversation_seq, *found)
+
+    def _type(self, session: ListSession, frame: Typing) -> None:
+        user = user_of(session.address)
+        if len(self._working) < BACKGROUND_MAX and self._receipts.may_type(user, frame.conversation_id):
+            self._background(self._tell_typing(user, frame.conversation_id))
+
+    async def _tell_typing(self, user: SessionUser, conversation_id: str) -> None:
+        data = MSGPACK.encode(UserTyping(conversation_id, user.user_id))
+        for other in await self._receipts.audience(user, conversation_id):
+            self.bus.tell(other, "", data)
+
     async def totals(self, address: MailboxAddress) -> Totals:
         """The totals of AUTH_OK, or that they are not known: a sign-on waits for no store that is slow."""
-        if self._counting >= TOTALS_AT_ONCE_MAX:
+        second = self._now_ms() // 1_000
+        if second != self._totals_second:
+            self._totals_second, self._totals_left = second, TOTALS_PER_S_MAX
+        if self._counting >= TOTALS_AT_ONCE_MAX or not self._totals_left:
             return UNKNOWN
         self._counting += 1
+        self._totals_left -= 1
         try:
             async with asyncio.timeout(TOTALS_S):
                 return await self.lists.totals(user_of(address), address.shard)
@@ -140,7 +174,7 @@ class SessionListFrames:
 
         Should this fail, the first message brings it.
         """
-        if command.op in _ENTERING and len(self._entering) < REGISTERING_MAX:
+        if command.op in _ENTERING and len(self._working) < BACKGROUND_MAX:
             users = list(command.user_ids)
             if command.op is not GroupOp.ADD and command.actor_id is not None:
                 users.append(command.actor_id)
@@ -158,8 +192,8 @@ class SessionListFrames:
 
     def _background(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(self._guarded(work))
-        self._entering.add(task)
-        task.add_done_callback(self._entering.discard)
+        self._working.add(task)
+        task.add_done_callback(self._working.discard)
 
     async def _guarded(self, work: Awaitable[None]) -> None:
         try:
@@ -169,9 +203,9 @@ class SessionListFrames:
 
     async def close(self) -> None:
         """Give up what is under way."""
-        for task in self._entering:
+        for task in self._working:
             task.cancel()
-        await asyncio.gather(*self._entering, return_exceptions=True)
+        await asyncio.gather(*self._working, return_exceptions=True)
         await self.actions.close()
 
 

@@ -6,18 +6,22 @@ Spec: §9.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from qim_streams.commit.calls import PartitionCalls
 from qim_streams.gateway.redis_signals import RedisSignals
 from qim_streams.gateway.session_lists import SessionListFrames
 from qim_streams.history.redis_history import RedisHistoryStore
 from qim_streams.mailbox.redis_store import RedisMailboxStore
 from qim_streams.membership.ports import OrdinalDirectory
+from qim_streams.membership.redis_store import RedisMembershipStore
 from qim_streams.placement import mailbox_shard
 from qim_streams.redis_tier import RedisClient
 from qim_streams.runtime import now_ms
+from qim_streams.script_pipe import ScriptPipe
 from qim_streams.sessions.actions import UserActions
 from qim_streams.sessions.keeping import StateKeeper
 from qim_streams.sessions.positions import Positions
 from qim_streams.sessions.reading import SessionLists
+from qim_streams.sessions.receipts import Receipts
 from qim_streams.sessions.redis_activity import RedisKnownActivity
 from qim_streams.sessions.redis_heads import RedisConversationHeads
 from qim_streams.sessions.redis_projection import RedisProjection
@@ -54,17 +58,20 @@ def compose_lists(
         known=RedisKnownActivity(redis, partition_of),
         shard_of=lambda tenant, user: mailbox_shard(tenant, user, shards),
     )
+    heads = RedisConversationHeads(redis, partition_of)
     lists = SessionLists(
         states,
         archive,
-        RedisConversationHeads(redis, partition_of),
+        heads,
         Tails(RedisHistoryStore(redis, partition_of), archive),
         Positions(mailboxes, projection, rebuild, restored),
     )
     signals = RedisSignals(redis)
     # The actions tell by the frames, which are made of the actions.
     actions = UserActions(states, lists, lambda actor, changed: frames.tell(actor, changed), now_ms)
-    frames = SessionListFrames(lists, actions, signals, ordinals, projection, now_ms)
+    members = RedisMembershipStore(redis, PartitionCalls(ScriptPipe(redis)), partition_of)
+    receipts = Receipts(members, heads, states, now_ms)
+    frames = SessionListFrames(lists, actions, receipts, signals, ordinals, projection, now_ms)
     return ListServices(frames, signals, UserDeletions(restored))
 
 

@@ -1,7 +1,9 @@
 -- Write rows of users of one slot, and register the conversations that are new to them.
 --
 -- KEYS[1] {q:tenant:lane}:reg
--- ARGV[1] '1': these conversations are wide   ARGV[2..] ordinal, conversation, activity, first_seq, ...
+-- ARGV[1] '1': these conversations are wide
+-- ARGV[2] msgpack [ordinal, conversation, activity, first_seq, ...]: as arguments, they would cost the caller
+--   more than the writes cost the server
 -- Answer  how many conversations were new to their users
 --
 -- Row and registration are one step: a conversation that is in a user's set has been registered, whatever
@@ -11,14 +13,15 @@ local call = redis.call
 local base = string.sub(KEYS[1], 1, -4)
 local wide = ARGV[1] == '1'
 local fresh = 0
-for at = 2, #ARGV, 4 do
-  local ordinal, conversation, activity = ARGV[at], ARGV[at + 1], ARGV[at + 2]
+local rows = cmsgpack.unpack(ARGV[2])
+for at = 1, #rows, 4 do
+  local ordinal, conversation, activity = rows[at], rows[at + 1], rows[at + 2]
   local added = call('ZADD', base .. 'convs:' .. ordinal, 'GT', activity, conversation)
   if wide then call('SADD', base .. 'wide:' .. ordinal, conversation) end
   if added == 1 then
     fresh = fresh + 1
     call('HSETNX', KEYS[1], ordinal .. ':' .. conversation,
-      struct.pack('>BI8I8B', 1, tonumber(ARGV[at + 3]), tonumber(activity), wide and 1 or 0))
+      struct.pack('>BI8I8B', 1, rows[at + 3], activity, wide and 1 or 0))
   end
 end
 return fresh

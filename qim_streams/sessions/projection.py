@@ -46,6 +46,7 @@ Watermark = Callable[[int], Awaitable[int]]
 """Up to which offset mailboxes hold everything of a shard, -1 for nothing."""
 Die = Callable[[str], NoReturn]
 _ADVANCES_MAX = 4
+_new = tuple.__new__
 
 
 @dataclass(slots=True)
@@ -166,7 +167,7 @@ class SessionProjection:
         loaded = iter(await self._members.load([dispatch for found in taken for _, dispatch in found]))
         return [
             [
-                Addressed(offset, dispatch, members)
+                _new(Addressed, (offset, dispatch, members))
                 for offset, dispatch in found
                 if (members := next(loaded)) is not None
             ]
@@ -174,9 +175,9 @@ class SessionProjection:
         ]
 
     def _observe(self, addressed: Sequence[Sequence[Addressed]]) -> None:
-        times = [one.dispatch.committed_at for found in addressed for one in found if one.dispatch]
+        times = [found[0].dispatch.committed_at for found in addressed if found and found[0].dispatch]
         if times:
-            metrics.RECORDS.labels("projected").inc(len(times))
+            metrics.RECORDS.labels("projected").inc(sum([len(found) for found in addressed]))
             metrics.PROJECTED.observe(max(0.0, (self._now_ms() - min(times)) / 1000))
 
     # -- checkpoints

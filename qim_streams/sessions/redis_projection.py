@@ -18,10 +18,10 @@ a server that lost its last writes lost the checkpoint before the rows.
 Spec: §9, §14.5, §14.6.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgpack
 from redis import exceptions as redis_errors
 
 from qim_streams.errors import RecordError, StoreError
@@ -212,10 +212,9 @@ def _writes(slot: Slot, rows: Sequence[SessionRow]) -> list[_Call]:
     for wide in (False, True):
         some = [row for row in rows if row[4] is wide]
         for start in range(0, len(some), ROWS_PER_CALL):
-            args: Iterator[type_args] = chain.from_iterable(
-                [row[:4] for row in some[start : start + ROWS_PER_CALL]]
-            )
-            calls.append((key, ("1" if wide else "0", *args)))
+            part = [field for row in some[start : start + ROWS_PER_CALL] for field in row[:4]]
+            # The Lua library of Redis reads the old raw type only, not bin.
+            calls.append((key, ("1" if wide else "0", msgpack.packb(part, use_bin_type=False))))
     return calls
 
 

@@ -30,7 +30,7 @@ from qim_streams.sessions.projection_rules import WideMessage, is_covered, newco
 log = logging.getLogger(__name__)
 
 ROWS_PER_STEP = 500
-REST_TIMES = 4  # a step's time: who writes large groups has a fifth of a core and of the store
+REST_TIMES = 2  # a step's time: who writes large groups has a third of the worker and of the store
 COVERS_KEPT = 50_000
 WAITING_MAX = 10_000  # messages; a sweep that brings more waits
 RETRY_S = 0.5

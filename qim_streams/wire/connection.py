@@ -36,6 +36,7 @@ from qim_streams.wire.frames import (
     PullMailbox,
     SyncComplete,
 )
+from qim_streams.wire.frames_sessions import Typing
 
 
 class State(Enum):
@@ -95,6 +96,8 @@ class ServerConnection:
             return self._receive_history(frame.rid)
         if kind is SyncComplete:
             return self._receive_completion(frame.rid)
+        if kind is Typing:
+            return None  # nobody answers it
         if self.requests >= self._requests_max:
             return error("TOO_MANY_IN_FLIGHT", f"{self.requests} requests are unanswered", frame.rid)
         self.requests += 1

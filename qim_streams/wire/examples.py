@@ -45,10 +45,12 @@ from qim_streams.wire.frames_group import (
 from qim_streams.wire.frames_sessions import (
     ClearConversation,
     DeleteMessages,
+    GetReadCount,
     HideConversation,
     LastMessage,
     MarkRead,
     PullSessionList,
+    ReadCount,
     ReadReceipt,
     SessionDelta,
     SessionList,
@@ -56,6 +58,8 @@ from qim_streams.wire.frames_sessions import (
     SessionState,
     SetMute,
     SetPin,
+    Typing,
+    UserTyping,
 )
 
 _MESSAGE_ID = bytes.fromhex("01890a5d5c3f00000001000700000000")
@@ -105,6 +109,8 @@ CLIENT_EXAMPLES: Final[dict[str, ClientFrame]] = {
     "HIDE_CONVERSATION": HideConversation(20, "team", True),
     "DELETE_MESSAGES": DeleteMessages(21, "team", [40, 41]),
     "CLEAR_CONVERSATION": ClearConversation(22, "team", 42, True),
+    "TYPING": Typing(23, "team"),
+    "GET_READ_COUNT": GetReadCount(24, "team", 42),
 }
 
 SERVER_EXAMPLES: Final[dict[str, ServerFrame]] = {
@@ -157,6 +163,8 @@ SERVER_EXAMPLES: Final[dict[str, ServerFrame]] = {
     "SESSION_STATE": SessionState(17, _ROW, 1_041),
     "SESSION_DELTA": SessionDelta(1_041, _AT, [_ROW]),
     "READ_RECEIPT": ReadReceipt("team", "ben", 42),
+    "READ_COUNT": ReadCount(24, "team", 42, 1, 2, True, ["ben"]),
+    "USER_TYPING": UserTyping("team", "ann"),
     "PING": Ping(9),
     "PONG": Pong(5, 30_000),
     "ERROR": Error(

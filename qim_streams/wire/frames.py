@@ -31,13 +31,7 @@ from qim_streams.wire.frames_group import (
     GroupUpdate,
     Rid,
 )
-from qim_streams.wire.frames_sessions import (
-    ReadReceipt,
-    SessionDelta,
-    SessionFrame,
-    SessionList,
-    SessionState,
-)
+from qim_streams.wire.frames_sessions import SessionAnswer, SessionFrame
 from qim_streams.wire.kinds import U32_MAX, Bool, Bytes, Id16, Int, ListOf, OneOf, Text, TextId, Token
 from qim_streams.wire.schema import Schema, Struct
 
@@ -326,10 +320,7 @@ ServerFrame = (
     | LiveLost
     | GroupState
     | HistoryPage
-    | SessionList
-    | SessionState
-    | SessionDelta
-    | ReadReceipt
+    | SessionAnswer
     | Ping
     | Pong
     | Error

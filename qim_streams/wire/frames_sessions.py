@@ -81,6 +81,21 @@ class ClearConversation(NamedTuple):
     hidden: Annotated[bool, Bool(), "also take it off the list until its next message"] = False
 
 
+class Typing(NamedTuple):
+    """The user is writing. No answer comes; too many, and those in a large group, are dropped."""
+
+    rid: Rid
+    conversation_id: Conversation
+
+
+class GetReadCount(NamedTuple):
+    """Ask how many of the other members have read up to a message."""
+
+    rid: Rid
+    conversation_id: Conversation
+    conversation_seq: Annotated[int, Int(1), "of the message"]
+
+
 class LastMessage(NamedTuple):
     """The newest message of a conversation that the user may see and has not deleted."""
 
@@ -162,9 +177,37 @@ class ReadReceipt(NamedTuple):
     read_seq: Annotated[int, _COUNT, "up to here, inclusive"]
 
 
+class ReadCount(NamedTuple):
+    """Answer to GET_READ_COUNT."""
+
+    rid: Rid
+    conversation_id: Conversation
+    conversation_seq: Annotated[int, Int(1), "as asked"]
+    read: Annotated[int, _COUNT, "other members who have read up to there"]
+    others: Annotated[int, _COUNT, "other members that were looked at"]
+    exact: Annotated[bool, Bool(), "false: the group has more"]
+    user_ids: Annotated[list[str], ListOf(_ID, limits.READERS_SHOWN_MAX), "some of the readers, by id"]
+
+
+class UserTyping(NamedTuple):
+    """Somebody else is writing in a conversation. Lossy."""
+
+    conversation_id: Conversation
+    user_id: Annotated[str, _ID, "who"]
+
+
 SessionFrame = (
-    PullSessionList | MarkRead | SetMute | SetPin | HideConversation | DeleteMessages | ClearConversation
+    PullSessionList
+    | MarkRead
+    | SetMute
+    | SetPin
+    | HideConversation
+    | DeleteMessages
+    | ClearConversation
+    | Typing
+    | GetReadCount
 )
+SessionAnswer = SessionList | SessionState | SessionDelta | ReadReceipt | ReadCount | UserTyping
 
 CLIENT_FRAMES: Final[dict[str, Schema]] = {
     "PULL_SESSION_LIST": Schema(PullSessionList),
@@ -174,10 +217,14 @@ CLIENT_FRAMES: Final[dict[str, Schema]] = {
     "HIDE_CONVERSATION": Schema(HideConversation),
     "DELETE_MESSAGES": Schema(DeleteMessages),
     "CLEAR_CONVERSATION": Schema(ClearConversation),
+    "TYPING": Schema(Typing),
+    "GET_READ_COUNT": Schema(GetReadCount),
 }
 SERVER_FRAMES: Final[dict[str, Schema]] = {
     "SESSION_LIST": Schema(SessionList),
     "SESSION_STATE": Schema(SessionState),
     "SESSION_DELTA": Schema(SessionDelta),
     "READ_RECEIPT": Schema(ReadReceipt),
+    "READ_COUNT": Schema(ReadCount),
+    "USER_TYPING": Schema(UserTyping),
 }

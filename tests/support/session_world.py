@@ -20,10 +20,12 @@ from qim_streams.sessions.ports import SessionUser
 from qim_streams.sessions.positions import Positions
 from qim_streams.sessions.projection_records import Checkpoint, SessionRow, slot_of
 from qim_streams.sessions.reading import ListPage, ListQuery, ListRow, SessionLists
+from qim_streams.sessions.receipts import Receipts
 from qim_streams.sessions.restoring import RestoredStates, UserDeletions
 from qim_streams.sessions.session_rebuild import SessionRebuild
 from qim_streams.sessions.tails import Tails
 from qim_streams.testing.memory_sessions import MemoryConversationHeads, MemoryUserStates
+from qim_streams.testing.memory_tier import MemoryHotTier
 from tests.support.history_world import TENANT, HistoryWorld
 
 SHARDS = 4
@@ -63,6 +65,20 @@ class NoActivity:
     ) -> list[int | None]:
         """See the port."""
         return [None] * len(conversation_ids)
+
+
+class MemoryMembers:
+    """`MemberPages` of a tier."""
+
+    def __init__(self, tier: MemoryHotTier) -> None:
+        self._tier = tier
+
+    async def page(
+        self, tenant_id: str, conversation_id: str, after_user_id: str, limit: int
+    ) -> list[Member]:
+        """See the port."""
+        members = self._tier.partition(0).members.get((tenant_id, conversation_id), {})
+        return [one for name, one in sorted(members.items()) if one.active and name > after_user_id][:limit]
 
 
 class Directory:
@@ -122,8 +138,11 @@ class SessionWorld:
 
     def frames(self, ordinals: OrdinalDirectory) -> SessionListFrames:
         """The gateway's side."""
+        receipts = Receipts(
+            MemoryMembers(self.past.tier), MemoryConversationHeads(self.past.tier), self.states, self.clock
+        )
         made = SessionListFrames(
-            self.lists, self.actions, self.signals, ordinals, self.projection, lambda: self.now_ms
+            self.lists, self.actions, receipts, self.signals, ordinals, self.projection, self.clock
         )
         self.tell = made.tell
         return made
@@ -139,6 +158,10 @@ class SessionWorld:
             self.past.store,
             lambda: self.now_ms,
         )
+
+    def clock(self) -> int:
+        """The time, in milliseconds."""
+        return self.now_ms
 
     # -- users
 

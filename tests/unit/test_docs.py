@@ -24,6 +24,7 @@ from qim_streams.mailbox import redis_store, redis_trim
 from qim_streams.membership import redis_directory
 from qim_streams.ownership import ports as lease_ports
 from qim_streams.sessions import keys as session_keys
+from qim_streams.sessions import redis_projection
 from qim_streams.settings import OTHER_VARIABLES, Settings
 from qim_streams.streaming import topics
 from qim_streams.sync import redis_boundaries
@@ -262,7 +263,15 @@ def test_the_table_of_keys_is_that_of_the_code() -> None:
         name: next(key.partition("}")[0] for key in told if key.startswith(f"{{{name}:")) for name in names
     }
     expected = {f"{tag}}}:{what}" for tag in tags.values() for what in ("epoch", "lease")}
-    for module in (keys, redis_store, redis_trim, redis_devices, redis_boundaries, session_keys):
+    for module in (
+        keys,
+        redis_store,
+        redis_trim,
+        redis_devices,
+        redis_boundaries,
+        session_keys,
+        redis_projection,
+    ):
         expected |= keys_in(module.__doc__ or "")
     expected |= {"{o:<tenant>:<lane>}:ids", "{o:<tenant>:<lane>}:names"}
     assert "{o:<tenant>:<lane>}:ids" in (redis_directory.__doc__ or "")

@@ -5,25 +5,30 @@ Scenarios F13 F14 F17 C17; totals of AUTH_OK; deleted messages in history.
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
 from qim_streams.errors import StoreUnavailable
 from qim_streams.wire import CODECS, JSON, MSGPACK, Codec
-from qim_streams.wire.frames import Error, HistoryBreak, HistoryPage, PullHistory
+from qim_streams.wire.frames import Error, HistoryBreak, HistoryPage, Ping, Pong, PullHistory
 from qim_streams.wire.frames_group import GroupCreate, GroupState
 from qim_streams.wire.frames_sessions import (
     ClearConversation,
     DeleteMessages,
+    GetReadCount,
     HideConversation,
     MarkRead,
     PullSessionList,
+    ReadCount,
     ReadReceipt,
     SessionDelta,
     SessionList,
     SessionState,
     SetMute,
     SetPin,
+    Typing,
+    UserTyping,
 )
 from tests.support.gateway_world import GatewayWorld, WireClient
 from tests.support.session_world import SessionWorld
@@ -178,6 +183,23 @@ async def test_a_sign_on_waits_for_no_totals(world: GatewayWorld) -> None:
         assert (auth.total_unread, auth.projection_complete) == (0, False)
 
 
+async def test_a_storm_of_sign_ons_counts_for_some(
+    world: GatewayWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond the rate a device hears that its totals are not complete; a second later they are."""
+    lists, _ = await chat_with_20(world)
+    monkeypatch.setattr("qim_streams.gateway.session_lists.TOTALS_PER_S_MAX", 2)
+    seen = []
+    lists.now_ms = 50_000
+    for number in range(4):
+        async with await WireClient.connect(world.url) as ann:
+            auth = await ann.sign_on("ann", device=f"d{number}")
+            seen.append((auth.total_unread, auth.projection_complete))
+        if number == 2:
+            lists.now_ms += 1_000
+    assert seen == [(20, True), (20, True), (0, False), (20, True)]
+
+
 async def test_new_members_have_the_group_before_its_first_message(world: GatewayWorld) -> None:
     lists = sessions_of(world, "ann", "ben")
     lists.past.group({"ann": ALWAYS, "ben": ALWAYS}, chat="g.new")
@@ -225,3 +247,84 @@ async def test_an_error_of_the_store_reaches_every_caller(world: GatewayWorld) -
     lists.states.unavailable = False
     changed = await asyncio.gather(*(lists.actions.mark_read(actor, chat, seq) for seq in (5, 9, 7)))
     assert {one.row.view.state.read_seq for one in changed} == {9}
+
+
+# -- receipts and typing
+
+
+async def group_of(world: GatewayWorld, size: int) -> SessionWorld:
+    """A group `team` of ann, ben and others, in which ann has said 9 messages."""
+    names = ["ann", "ben", *(f"u{number:03}" for number in range(size - 2))]
+    lists = sessions_of(world, *names)
+    lists.past.group(dict.fromkeys(names, ALWAYS), chat="team")
+    members = lists.past.tier.partition(0).members["acme", "team"]
+    for name in names:
+        members[name] = replace(members[name], ordinal=lists.user(name).ordinal)
+    lists.say("team", "ann", 9)
+    return lists
+
+
+@BOTH
+async def test_who_has_read(world: GatewayWorld, codec: Codec) -> None:
+    """READ_COUNT: the others who have read up to a message, by name and as a count; a stranger is refused."""
+    lists = await group_of(world, 5)
+    await lists.actions.mark_read(lists.actor("ben"), "team", 9)
+    await lists.actions.mark_read(lists.actor("u001"), "team", 4)
+    async with await WireClient.connect(world.url, codec) as ann:
+        await ann.sign_on("ann")
+        assert await ann.call(GetReadCount(1, "team", 9)) == ReadCount(1, "team", 9, 1, 4, True, ["ben"])
+        assert await ann.call(GetReadCount(2, "team", 4)) == ReadCount(
+            2, "team", 4, 2, 4, True, ["ben", "u001"]
+        )
+        assert (await ann.call(GetReadCount(3, "nowhere", 4))).name == "NO_CONVERSATION"
+    async with await WireClient.connect(world.url, codec) as eve:
+        await eve.sign_on("eve")
+        assert (await eve.call(GetReadCount(1, "team", 9))).name == "NOT_MEMBER"
+
+
+async def test_a_large_group_is_counted_in_part(world: GatewayWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    lists = await group_of(world, 30)
+    monkeypatch.setattr("qim_streams.sessions.receipts.PAGE", 8)
+    monkeypatch.setattr("qim_streams.limits.READERS_COUNTED_MAX", 16)
+    monkeypatch.setattr("qim_streams.limits.READERS_SHOWN_MAX", 3)
+    for number in range(10):
+        await lists.actions.mark_read(lists.actor(f"u{number:03}"), "team", 9)
+    async with await WireClient.connect(world.url) as ann:
+        await ann.sign_on("ann")
+        answer = await ann.call(GetReadCount(1, "team", 9))
+        assert (answer.read, answer.others, answer.exact) == (10, 23, False)
+        assert answer.user_ids == ["u000", "u001", "u002"]
+
+
+@BOTH
+async def test_typing_is_told_once_in_a_while(world: GatewayWorld, codec: Codec) -> None:
+    """USER_TYPING to the others, with a rate; nothing to strangers, in large groups, or into mailboxes."""
+    lists = await group_of(world, 3)
+    async with (
+        await WireClient.connect(world.url, codec) as ann,
+        await WireClient.connect(world.url, codec) as ben,
+        await WireClient.connect(world.url, codec) as eve,
+    ):
+        for client, name in ((ann, "ann"), (ben, "ben"), (eve, "eve")):
+            await client.sign_on(name)
+        for number in range(5):
+            await ann.send(Typing(number, "team"))
+        await eve.send(Typing(1, "team"))
+        assert await ben.expect(UserTyping) == UserTyping("team", "ann")
+        assert [type(await client.call(Ping(9))) for client in (ann, ben, eve)] == [Pong] * 3, (
+            "and nothing else"
+        )
+        lists.now_ms += 2_000
+        await ann.send(Typing(6, "team"))
+        assert await ben.expect(UserTyping) == UserTyping("team", "ann")
+        assert not world.written
+
+
+async def test_nobody_types_in_a_large_group(world: GatewayWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    lists = await group_of(world, 12)
+    monkeypatch.setattr("qim_streams.limits.TYPING_MEMBERS_MAX", 11)
+    async with await WireClient.connect(world.url) as ann:
+        await ann.sign_on("ann")
+        await ann.send(Typing(1, "team"))
+        await ann.call(Ping(2))
+        assert lists.signals.told == []

@@ -2,7 +2,8 @@
 
 import pytest
 
-from qim_streams.client import QimClient
+from qim_streams.client import Mentions, QimClient
+from qim_streams.errors import AdmissionRefused
 from qim_streams.ids import direct_conversation_id
 from qim_streams.wire.frames_sessions import SessionRow
 from tests.integration.scenarios.conftest import Cast
@@ -36,9 +37,15 @@ async def test_f1_f10_a_new_conversation_counts_what_was_said(cast: Cast) -> Non
     chat = receipt.conversation_id
     reader = await ben.online()
     row = await unread_is(reader, chat, 12)
-    assert (row.kind, row.peer_user_id, row.latest_seq) == ("direct", ann.user_id, 12)
-    assert row.last is not None
-    assert row.last.preview == b"m11"
+    assert (row.kind, row.peer_user_id) == ("direct", ann.user_id)
+
+    async def shown() -> bool:  # once the writer has confirmed the last one
+        row = await row_of(reader, chat)
+        return (
+            row is not None and row.last is not None and row.last.preview == b"m11" and row.latest_seq == 12
+        )
+
+    await eventually(shown, what="the last message")
     await unread_is(sender, chat, 0)
 
     async def authorised() -> bool:
@@ -85,6 +92,52 @@ async def test_groups_before_and_after_their_first_message(cast: Cast) -> None:
     assert (await unread_is(member, chat, 1)).deleted_to_seq == 7
     page = await member.history(chat, direction="newer")
     assert [(one.from_seq, one.to_seq, one.reason) for one in page.breaks] == [(1, 7, "deleted")]
+
+
+async def test_mentions(cast: Cast) -> None:
+    """By name and with everybody: counted, listed, told by the event; everybody is for administrators."""
+    ann, ben = cast.person("ann"), cast.person("ben")
+    owner, member = await ann.online(), await ben.online()
+    chat = (await owner.groups.create([ben.user_id])).conversation_id
+    await owner.send(b"one", conversation_id=chat, mentions=Mentions((ben.user_id,)))
+    await owner.send(b"two", conversation_id=chat)
+    await owner.send(b"all", conversation_id=chat, mentions=Mentions((), True))
+    with pytest.raises(AdmissionRefused, match="NOT_ALLOWED"):
+        await member.send(b"no", conversation_id=chat, mentions=Mentions((), True))
+    row = await unread_is(member, chat, 3)
+    assert (row.mentions, row.mention_seqs) == (2, [3, 1])
+    events = [one for one in await ben.mailbox(3) if one.message.conversation_id == chat]
+    assert [one.mention_type for one in events] == [1, 0, 2]
+    await eventually(lambda: [one.mention_type for one in ben.shown] == [1, 0, 2], what="the pushes")
+    await owner.edit(chat, 1, b"one, edited")
+    await owner.recall(chat, 3)
+
+    async def left() -> bool:
+        return (await unread_is(member, chat, 2)).mention_seqs == [1]
+
+    await eventually(left, what="what an edit and a recall leave")
+
+
+async def test_readers_and_typing(cast: Cast) -> None:
+    """Who has read a group's message; typing reaches the others and no mailbox."""
+    ann, ben = cast.person("ann"), cast.person("ben")
+    owner, member = await ann.online(), await ben.online()
+    chat = (await owner.groups.create([ben.user_id])).conversation_id
+    seq = (await owner.send(b"hi", conversation_id=chat)).conversation_seq
+    assert (await owner.sessions.read_count(chat, seq)).read == 0
+    await member.sessions.mark_read(chat, seq)
+    found = await owner.sessions.read_count(chat, seq)
+    assert (found.read, found.others, found.exact, found.user_ids) == (1, 1, True, [ben.user_id])
+    heard: list[tuple[str, str]] = []
+    owner.sessions.on_typing = lambda conversation, user: heard.append((conversation, user))
+
+    def typed() -> bool:
+        member.sessions.typing(chat)
+        return bool(heard)
+
+    await eventually(typed, what="typing")
+    assert heard[0] == (chat, ben.user_id)
+    assert len(await ann.mailbox(1)) == 1
 
 
 async def test_f8_many(cast: Cast) -> None:
