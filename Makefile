@@ -37,7 +37,7 @@ up: $(VENV)/.ready ## start everything and stay up, with the web views on loopba
 down: $(VENV)/.ready ## stop what `make up` started
 	@$(BIN)/qim down --state-dir $(STATE)/up
 
-test: $(VENV)/.ready ## all suites: in two processes what uses servers or none, then the kill tests alone
+test: $(VENV)/.ready ## all suites: side by side what only uses servers, then the kill tests alone
 	@$(BIN)/python -m tests.everyday $(ARGS)
 
 test-fast: $(VENV)/.ready ## only what needs no server

@@ -2,13 +2,14 @@
 
     python -m tests.everyday [--figures PAGE] [pytest options ...]
 
-Side by side, in two processes: what needs no server and what only uses servers. Then, alone: the kill
+Side by side, in two to four processes: what needs no server and what only uses servers. Then, alone: the kill
 tests, whose faults and limits of time belong to one stack on the whole machine. The second stage runs
 whatever became of the first, unless pytest is to stop early (``-x``, ``--maxfail``).
 
 Exit codes: 0 all passed, 1 a test failed or a stage was cut short, 5 no test fits the options.
 """
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -19,7 +20,7 @@ from pathlib import Path
 from tests.support.report import read_so_far
 
 ROOT = Path(__file__).resolve().parents[1]
-# The longest pieces first: what is left at the end is short and fills both processes.
+# The longest pieces first: what is left at the end is short and fills all processes.
 SIDE_BY_SIDE = (
     "tests/integration",
     "tests/contract",
@@ -28,7 +29,7 @@ SIDE_BY_SIDE = (
     "tests/regressions",
 )
 ALONE = ("tests/chaos",)
-PROCESSES = 2
+PROCESSES = max(2, min(4, os.cpu_count() or 1))  # tests on servers wait more than they compute
 PASSED, FAILED, NO_TESTS = 0, 1, 5
 
 
@@ -67,7 +68,7 @@ def main(options: Sequence[str]) -> int:
     lasted_s = time.monotonic() - began_s
     for name, suite in suites.items():
         print(f"{name:<12} {suite['tests']:>5} tests {suite['seconds']:>7.1f} s")
-    print(f"all in {lasted_s:.0f} s; {PROCESSES} processes share everything but the kill tests")
+    print(f"all in {lasted_s:.0f} s; processes share everything but the kill tests")
     return verdict(codes)
 
 

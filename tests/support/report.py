@@ -42,6 +42,7 @@ class Run:
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     suites: dict[str, dict[str, Any]] = field(default_factory=dict)
+    began_s: float = field(default_factory=time.time)  # since 1970
 
     def add(self, report: pytest.TestReport) -> None:
         """Count one phase of a test."""
@@ -115,7 +116,7 @@ class Collector:
     def _write(self) -> None:
         run, config = self._config.stash[_RUN], self._config
         if page := config.getoption("figures"):
-            Path(page).write_text(page_of(run, facts()), encoding="utf-8")
+            Path(page).write_text(page_of(run, facts(run.began_s)), encoding="utf-8")
         if so_far := config.getoption("figures_so_far"):
             Path(so_far).write_text(json.dumps(asdict(run), default=str), encoding="utf-8")
 
@@ -126,8 +127,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         session.config.pluginmanager.register(Collector(session.config), "collector of figures")
 
 
-def facts() -> dict[str, str]:
-    """When, what and where."""
+def facts(began_s: float) -> dict[str, str]:
+    """When, for how long, what and where."""
     commit = subprocess.run(
         ["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -135,6 +136,7 @@ def facts() -> dict[str, str]:
     pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     return {
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "took": f"{time.time() - began_s:.0f} s by the clock, all stages",
         "commit": commit.stdout.strip() or "unknown",
         "machine": f"{os.cpu_count()} cores, {pages * size / 2**30:.0f} GiB, {platform.machine()}, "
         f"{platform.system()} {kernel}, Python {platform.python_version()}",
