@@ -148,7 +148,9 @@ class SessionList(NamedTuple):
     rows: Annotated[list[SessionRow], _ROWS, "the newest first"]
     projection_mailbox_seq: Annotated[int, _SEQ, "every entry up to here is in the list"]
     projection_complete: Annotated[bool, Bool(), "whether all conversations are known to be listed"]
-    next_cursor: Annotated[str | None, _CURSOR, "of the next page, also where a filter left this one short; null: no more"] = None
+    next_cursor: Annotated[
+        str | None, _CURSOR, "of the next page, also where a filter left this one short; null: no more"
+    ] = None
 
 
 class SessionState(NamedTuple):
