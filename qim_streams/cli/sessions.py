@@ -11,12 +11,11 @@ from qim_streams.cli.columns import columns, moment
 from qim_streams.cli.connect import client_of, connected, run, stack_options
 from qim_streams.client import QimClient
 from qim_streams.client.discovery import StackAddress
-from qim_streams.wire.frames_sessions import SessionList, SessionRow
+from qim_streams.wire.frames_sessions import ONLY, SessionList, SessionRow
 from qim_streams.wire.schema import Schema
 
 _PAGE, _ROW = Schema(SessionList), Schema(SessionRow)
 _HEADER = ("conversation", "kind", "unread", "mentions", "read", "latest", "marks", "newest", "name or peer")
-ONLY = ("all", "unread", "muted", "mentioned")
 _USER = click.option("--user", required=True, help="whose list")
 _TOKEN = click.option("--token", envvar="QIM_TOKEN", hidden=True)
 

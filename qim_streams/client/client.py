@@ -19,7 +19,7 @@ from random import random
 
 import aiohttp
 
-from qim_streams.client.conversations import ConversationSet, KnownConversations
+from qim_streams.client.conversations import ConversationSet
 from qim_streams.client.deliveries import Delivery, SendReceipt, Stopped
 from qim_streams.client.groups import Groups
 from qim_streams.client.history import History
@@ -31,7 +31,7 @@ from qim_streams.client.phases import Phase
 from qim_streams.client.rebuild import Rebuilder
 from qim_streams.client.requests import Requests
 from qim_streams.client.session import Session
-from qim_streams.client.sessions import Sessions
+from qim_streams.client.sessions import ListedConversations, Sessions
 from qim_streams.client.store import LocalStore, NoStore, Unsent
 from qim_streams.client.stream import Stream
 from qim_streams.errors import ClientStopped, QimError
@@ -59,7 +59,7 @@ class QimClient:
         options: ClientOptions | None = None,
         store: LocalStore | None = None,
         on_deliveries: Callable[[Sequence[Delivery]], None] | None = None,
-        conversations: Callable[[Session, Requests], ConversationSet] = KnownConversations,
+        conversations: Callable[[Session, Requests], ConversationSet] = ListedConversations,
         http: aiohttp.ClientSession | None = None,
     ) -> None:
         self.options = options or ClientOptions()

@@ -36,8 +36,7 @@ class ConversationSet(Protocol):
 class KnownConversations:
     """What this device keeps, and what the entries name that the user's mailbox still holds.
 
-    Complete never: the server has no session list yet. An implementation on PULL_SESSION_LIST takes this
-    one's place.
+    Complete never. For servers without a session list (`client.sessions.ListedConversations`).
     """
 
     def __init__(self, session: Session, requests: Requests) -> None:

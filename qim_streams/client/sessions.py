@@ -17,9 +17,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
 from qim_streams import limits
-from qim_streams.client.conversations import Conversations
+from qim_streams.client.conversations import Conversations, KnownConversations
 from qim_streams.client.requests import Requests
 from qim_streams.client.session_book import SessionBook
+from qim_streams.errors import AdmissionRefused
 from qim_streams.wire.frames import ClientFrame
 from qim_streams.wire.frames_sessions import (
     ClearConversation,
@@ -43,7 +44,7 @@ from qim_streams.wire.frames_sessions import (
 if TYPE_CHECKING:
     from qim_streams.client.session import Session
 
-Only = Literal["all", "unread", "muted", "mentioned"]
+Only = Literal["all", "every", "unread", "muted", "mentioned"]
 PAGES_MAX: Final = 1_000
 
 
@@ -137,25 +138,32 @@ class Sessions:
 
 
 class ListedConversations:
-    """The `ConversationSet` of a rebuild out of the session list: authoritative, and complete if it says so.
+    """The `ConversationSet` of a rebuild: the session list, hidden conversations included (Spec: §8 (2)).
 
-    What this device keeps is added: a conversation that was hidden is not in the list.
+    What this device keeps is added. A server without a session list leaves `KnownConversations`.
     """
 
     def __init__(self, session: "Session", requests: Requests) -> None:
         self._session, self._requests = session, requests
+        self._known = KnownConversations(session, requests)
 
     async def conversations(self) -> Conversations:
         """See `ConversationSet.conversations`."""
-        found, complete, cursor = set(self._session.inbox.positions()), True, None
+        try:
+            ids, complete = await self._listed()
+        except AdmissionRefused:
+            return await self._known.conversations()
+        return Conversations(frozenset(ids | set(self._session.inbox.positions())), complete)
+
+    async def _listed(self) -> tuple[set[str], bool]:
+        found, complete, cursor = set[str](), True, None
         for _ in range(PAGES_MAX):
             page = await self._requests.ask(
-                lambda rid, at=cursor: PullSessionList(rid, at, limits.SESSION_PAGE_MAX),  # type: ignore[misc]
+                lambda rid, at=cursor: PullSessionList(rid, at, limits.SESSION_PAGE_MAX, "every"),  # type: ignore[misc]
                 SessionList,
             )
             found |= {row.conversation_id for row in page.rows}
-            complete = complete and page.projection_complete
-            cursor = page.next_cursor
+            complete, cursor = complete and page.projection_complete, page.next_cursor
             if cursor is None:
-                return Conversations(frozenset(found), complete)
-        return Conversations(frozenset(found), False)
+                return found, complete
+        return found, False

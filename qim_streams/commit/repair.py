@@ -31,7 +31,7 @@ from qim_streams.commit.lost_range import LostRange
 from qim_streams.commit.ports import ConversationStore, OutboxReader
 from qim_streams.commit.rules import ConversationKey
 from qim_streams.errors import RecordError, StoreError, StoreUnavailable
-from qim_streams.operations.rules import OPERATIONS, operation_of, readable, target_seq_of
+from qim_streams.operations.rules import OPERATIONS, operation_of, readable, revision_of
 from qim_streams.records import MessageRecord, decode_message, decode_outbox
 
 log = logging.getLogger(__name__)
@@ -122,26 +122,31 @@ class OutboxRepair:
 
         The archive may not have come to these operations yet, and the next one needs their outcome.
         """
-        operations = [one for one in messages if one.kind in OPERATIONS]
-        targets = [
-            (one.tenant_id, one.conversation_id, seq)
-            for one in operations
-            if (seq := target_seq_of(one)) is not None
-        ]
-        if not targets:
-            return
-        hot = await self._store.records(targets)
-        cold = list(dict.fromkeys(at for at, row in zip(targets, hot, strict=True) if row is None))
+        wanted: dict[tuple[str, str, int], int] = {}
+        for one in messages:
+            operation = operation_of(one)
+            if operation is not None:
+                at = (one.tenant_id, one.conversation_id, operation.target_seq)
+                wanted[at] = max(operation.revision, wanted.get(at, 0))
+        hot = await self._store.records(list(wanted)) if wanted else []
+        cold = [at for at, row in zip(wanted, hot, strict=True) if row is None]
         if not cold:
             return
         try:
             rows = await self._archive.records(cold)
         except StoreError as error:
             raise StoreUnavailable(f"targets of {len(cold)} edits or recalls: {error}") from error
-        found = [one for row in rows if row is not None and (one := readable(row)) is not None]
+        found = [target for row in rows if row is not None and (target := readable(row)) is not None]
         if len(found) < len(cold):
             log.error("ob:%d: %d targets of edits or recalls are nowhere", partition, len(cold) - len(found))
-        await self._store.restore(partition, epoch, [*found, *operations], NOTHING)
+        behind = [
+            one
+            for one in found
+            if revision_of(one) < wanted[one.tenant_id, one.conversation_id, one.conversation_seq]
+        ]
+        if behind:
+            operations = [one for one in messages if one.kind in OPERATIONS]
+            await self._store.restore(partition, epoch, [*behind, *operations], NOTHING)
 
 
 def _messages(records: Sequence[tuple[int, bytes, bytes]]) -> list[MessageRecord]:

@@ -52,11 +52,11 @@ CHUNKS_MAX: Final = 8  # of one request: a filter that finds little ends its pag
 LISTS_AT_ONCE_MAX: Final = 32  # in the whole process
 WIDE_MAX: Final = 256  # conversations whose place is read from their heads, per user
 TOTALS_MAX: Final = 100  # conversations that totals look at; more are said to be incomplete
-ALL, UNREAD, MUTED, MENTIONED = "all", "unread", "muted", "mentioned"
+ALL, EVERY, UNREAD, MUTED, MENTIONED = "all", "every", "unread", "muted", "mentioned"
 
 
 class ListQuery(NamedTuple):
-    """A page: `only` is all, unread, muted or mentioned; without a cursor from the top."""
+    """A page. `only`: all, every (hidden ones, too), unread, muted or mentioned. No cursor: from the top."""
 
     cursor: str | None
     limit: int
@@ -129,7 +129,8 @@ class SessionLists:
                 chunk, more = await self._chunk(user, place, min(CHUNK, wanted - len(rows)))
                 if chunk:
                     place = ListPlace(chunk[-1].activity, chunk[-1].conversation_id)
-                listed = await self._listed(user, [one for one in chunk if one.conversation_id not in on_top])
+                rest = [one for one in chunk if one.conversation_id not in on_top]
+                listed = await self._listed(user, rest, hidden=query.only == EVERY)
                 rows += [row for row in listed if _wanted(row, query.only)]
                 if not more or len(rows) >= wanted:
                     break
@@ -210,9 +211,9 @@ class SessionLists:
         ]  # fmt: skip
 
     async def _listed(
-        self, user: SessionUser, candidates: Sequence[Candidate], *, peers: bool = True
+        self, user: SessionUser, candidates: Sequence[Candidate], *, peers: bool = True, hidden: bool = False
     ) -> list[ListRow]:
-        """Rows of those that exist, were ever for the user, and are not hidden."""
+        """Rows of those that exist and were ever for the user; of `hidden` ones only when asked for."""
         states = [state_of(user, one.conversation_id, one.state) for one in candidates]
         wanted = [
             HeadQuery(state.conversation_id, max(state.read_seq, state.deleted_to_seq)) for state in states
@@ -221,7 +222,8 @@ class SessionLists:
         found = [
             Found(one.conversation_id, one.activity, state, head)
             for one, state, head in zip(candidates, states, heads, strict=True)
-            if head is not None and head.member is not None and not is_hidden(state, head.committed_seq)
+            if head is not None and head.member is not None
+            if hidden or not is_hidden(state, head.committed_seq)
         ]
         return await self.rows(user, found, peers=peers)
 
@@ -281,4 +283,4 @@ def _wanted(row: ListRow, only: str) -> bool:
         return row.unread.messages > 0
     if only == MENTIONED:
         return row.unread.mentions > 0
-    return only == ALL or row.view.state.muted
+    return only != MUTED or row.view.state.muted

@@ -10,6 +10,7 @@ from qim_streams.wire.frames_group import Conversation, Rid
 from qim_streams.wire.kinds import Bool, Bytes, Id16, Int, ListOf, OneOf, Text, TextId, Token
 from qim_streams.wire.schema import Schema, Struct
 
+ONLY = ("all", "every", "unread", "muted", "mentioned")
 _ID = TextId()
 _COUNT = Int(0)
 _SEQ = Int(-1)
@@ -24,7 +25,7 @@ class PullSessionList(NamedTuple):
     rid: Rid
     cursor: Annotated[str | None, _CURSOR, "next_cursor of the page before; null: the first page"] = None
     limit: Annotated[int, Int(1, limits.SESSION_PAGE_MAX), "most rows of the answer"] = 100
-    only: Annotated[str, OneOf(("all", "unread", "muted", "mentioned")), "which conversations"] = "all"
+    only: Annotated[str, OneOf(ONLY), "which; every: also those that are hidden"] = "all"
     pinned_first: Annotated[
         bool,
         Bool(),
@@ -147,7 +148,9 @@ class SessionList(NamedTuple):
     rows: Annotated[list[SessionRow], _ROWS, "the newest first"]
     projection_mailbox_seq: Annotated[int, _SEQ, "every entry up to here is in the list"]
     projection_complete: Annotated[bool, Bool(), "whether all conversations are known to be listed"]
-    next_cursor: Annotated[str | None, _CURSOR, "of the next page; null: this was the last"] = None
+    next_cursor: Annotated[
+        str | None, _CURSOR, "of the next page, also where a filter left this one short; null: no more"
+    ] = None
 
 
 class SessionState(NamedTuple):

@@ -11,16 +11,28 @@ import pytest
 from qim_streams.archive.memory_archive import MemoryArchive
 from qim_streams.archive.ports import ArchivedCopy, ArchivedMessage, Covered, HotRecords
 from qim_streams.archive.redis_hot import RedisHotRecords
+from qim_streams.archive.service import HistoryArchiver
 from qim_streams.archive.tiers import HotThenArchive
 from qim_streams.archive.trimmer import SLAB, HotTierTrimmer, TrimPolicy
-from qim_streams.commit.ports import Confirmed, OutboxAppend
+from qim_streams.commit.ports import (
+    Change,
+    CommitRequest,
+    CommitResult,
+    CommitStatus,
+    Confirmed,
+    OutboxAppend,
+)
 from qim_streams.commit.repair import OutboxRepair
+from qim_streams.commit.rules import payload_digest, record_of
 from qim_streams.errors import StoreUnavailable
-from qim_streams.records import OutboxRecord, decode_message
+from qim_streams.operations.rules import operation_tail
+from qim_streams.records import KIND_EDIT, MessageRecord, OutboxRecord, decode_message
 from qim_streams.redis_tier import RedisClient
 from qim_streams.testing.memory_hot import MemoryHotRecords
 from qim_streams.testing.memory_outbox import MemoryOutboxReader
 from tests.support.hot_tier import TENANT, HotTier, memory_tier, message_id, redis_tier, request
+from tests.unit.archive.outbox_batches import RememberedLetters, batch
+from tests.unit.archive.outbox_batches import record as logged
 
 ROOM = "room"
 KEPT, KEPT_MS = 10, 60_000
@@ -287,6 +299,67 @@ async def test_an_old_archiver_takes_nothing_back(world: World) -> None:
     copy = ArchivedCopy(3, decode_message(record).message_id, record)
     assert await world.hot.drop(partition, (TENANT, ROOM), [copy], 4) == (0, 0, None)
     assert await world.hot.note(partition, [Covered(TENANT, ROOM, 3)], 1) == [91]
+
+
+def edit_of(target: int, identity: bytes, archived: bytes) -> CommitRequest:
+    """Ann edits a message whose record only the archive may have."""
+    plain = MessageRecord(
+        0, 0, TENANT, ROOM, identity, identity, "ann", 7, "d", "e-1", 1, 1_000, KIND_EDIT, 1, b"new"
+    )
+    change, digest = Change(KIND_EDIT, target, b"new", -1, 0, archived), payload_digest(KIND_EDIT, b"new", 5)
+    tail = operation_tail(plain, target)
+    return CommitRequest(TENANT, ROOM, "ann", "e-1", digest, identity, 1_000, tail, change=change)
+
+
+async def test_an_edited_message_is_hot_again_until_the_archive_has_the_edit(world: World) -> None:
+    """Trimmed long ago: the edit makes it hot, the revision is archived, and then it is trimmed again."""
+    await world.archived(await world.commit(100))
+    await world.trimmer.work()
+    partition, epoch = await world.tier.own(ROOM)
+    old, identity = world.archive.messages[TENANT, ROOM, 5], message_id(9_000)
+    store = world.tier.conversations
+    (cold,) = await store.commit(partition, epoch, [edit_of(5, identity, b"")])
+    assert cold.status is CommitStatus.TARGET_COLD
+    (made,) = await store.commit(partition, epoch, [edit_of(5, identity, old)])
+    assert (made.status, made.conversation_seq, made.revision) == (CommitStatus.NEW, 101, 1)
+    await store.confirm(partition, epoch, Confirmed([identity], 100))
+    assert await world.in_hot() == [5, *range(91, 102)]
+    copy = ArchivedCopy(5, decode_message(old).message_id, old)
+    dropped = await world.hot.drop(partition, (TENANT, ROOM), [copy], 0)
+    assert dropped.differing == 1, "another state of it: it stays"
+    archiver = HistoryArchiver(
+        "o", world.archive, RememberedLetters(), now_ms=lambda: 0, on_covered=world.trimmer.note
+    )
+    offset = await archiver.start_position(partition)
+    operation = await world.hot_record(101)
+    assert operation is not None
+    await archiver.handle(batch([logged(offset, decode_message(operation))], partition=partition))
+    assert await world.trimmer.work() == 1
+    assert await world.in_hot() == list(range(91, 102))
+    assert decode_message(world.archive.messages[TENANT, ROOM, 5]).body == b"new"
+
+
+async def test_a_repair_makes_archived_targets_hot_again_while_their_edit_is_not_archived(
+    world: World,
+) -> None:
+    """§14.4: the next edit builds upon the revision; what the archive has already stays there."""
+    await world.archived(await world.commit(100))
+    await world.trimmer.work()
+    old, identity = world.archive.messages[TENANT, ROOM, 5], message_id(9_000)
+    made = CommitResult(CommitStatus.NEW, identity, 101, 1, revision=1)
+    edited = record_of(made, edit_of(5, identity, old).record_tail)
+    partition, epoch = await world.tier.own(ROOM, boot=2)
+    log = [OutboxAppend(partition, b"", b"")] * 100
+    log.append(OutboxAppend(partition, b"", OutboxRecord(edited, 1, 0, None).encode()))
+    repair = OutboxRepair(world.tier.conversations, MemoryOutboxReader(log), world.archive)
+    world.archive.unavailable = True
+    with pytest.raises(StoreUnavailable):
+        await repair.run(partition, epoch)
+    world.archive.unavailable = False
+    await repair.run(partition, epoch)
+    target = await world.hot_record(5)
+    assert target is not None
+    assert (decode_message(target).body, decode_message(target).extra) == (b"new", (1,))
 
 
 async def test_a_restart_of_the_writer_restores_nothing_that_was_trimmed(world: World) -> None:

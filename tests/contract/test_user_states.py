@@ -1,13 +1,17 @@
 """`UserStateStore`, `DirtyStates` and `ConversationHeads`: one suite on the fakes and on a real Redis."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
 from qim_streams.archive.memory_archive import MemoryArchive
+from qim_streams.archive.rocksdb_archive import RocksArchive
+from qim_streams.archive.rocksdb_reader import RocksArchiveReader
 from qim_streams.placement import lane, lane_of_ordinal, ordinal_of
 from qim_streams.records import decode_message
 from qim_streams.redis_tier import RedisClient
+from qim_streams.sessions.keeping import StateKeeper
 from qim_streams.sessions.memory_projection import MemoryProjection
 from qim_streams.sessions.ports import (
     ConversationHeads,
@@ -22,7 +26,9 @@ from qim_streams.sessions.projection_records import SessionRow, slot_of
 from qim_streams.sessions.redis_heads import RedisConversationHeads
 from qim_streams.sessions.redis_projection import RedisProjection
 from qim_streams.sessions.redis_user_state import RedisUserStates
+from qim_streams.sessions.restoring import RestoredStates
 from qim_streams.sessions.rules import ListPlace
+from qim_streams.sessions.state import decode_state
 from qim_streams.testing.memory_sessions import MemoryConversationHeads, MemoryUserStates
 from tests.contract.history.history_tiers import Tiers, memory_past, redis_past
 from tests.support.hot_tier import TENANT, partition_of
@@ -234,3 +240,39 @@ async def test_heads_of_direct_chats_name_the_peer(past: tuple[Tiers, Conversati
     (head,) = await heads.heads(TENANT, "ann", [HeadQuery("d.x", 0)])
     assert head is not None
     assert (head.peer_id, head.peer_ordinal) == ("ben", ordinals[1])
+
+
+# -- the whole way
+
+
+async def test_what_redis_lost_comes_back_from_the_archive(hot_client: RedisClient, tmp_path: Path) -> None:
+    """States are carried into RocksDB; after FLUSHALL another process's reader gives them back, pins too."""
+    tiers_hot, history = redis_past(hot_client)
+    await tiers_hot.group("team", {"ann": "owner"})
+    (ordinal,) = await tiers_hot.directory.assign(TENANT, ["ann"])
+    user, clock, projection = SessionUser(TENANT, "ann", ordinal), Clock(), RedisProjection(hot_client)
+    states = RedisUserStates(hot_client, clock)
+    row = SessionRow(ordinal, "team", 5, 1)
+    await projection.write({slot_of(TENANT, ordinal): [row, row._replace(conversation_id="never")]})
+    archive = await RocksArchive.open(tmp_path / "archive")
+    reader = RocksArchiveReader(tmp_path / "archive")
+    try:
+        keeper = StateKeeper(states, states, projection, archive, tiers_hot.directory, history, clock)
+        assert await keeper.work() >= 2
+        (before,) = (await states.load(user, ["team"]))[1]
+        state = decode_state(before or b"")
+        assert (state.first_seen_seq, state.version) == (1, 1_000)
+        after = state._replace(read_seq=7, pinned_at=9, version=1_001)
+        made = StateChange("team", before, after.encode(), after.version, after.pinned_at)
+        assert await states.replace(user, [made]) == [True]
+        assert await keeper.work() == 1
+        assert await projection.pending([slot_of(TENANT, ordinal)], 10) == []
+        await hot_client.flushall()
+        restored = RestoredStates(states, reader)
+        assert [
+            decode_state(one or b"").read_seq for one in await restored.load(user, ["team", "never"])
+        ] == [7, 0]
+        assert [one.conversation_id for one in (await restored.page(user, None, 1)).pinned] == ["team"]
+    finally:
+        await reader.close()
+        await archive.close()

@@ -41,6 +41,7 @@ from qim_streams.wire.frames import (
     SendMessage,
     SyncComplete,
 )
+from qim_streams.wire.frames_changes import EditMessage, RecallMessage
 from qim_streams.wire.frames_group import (
     GroupAdd,
     GroupCreate,
@@ -99,6 +100,9 @@ class Connection:
             await self.socket.send_str(data.decode())
 
 
+_KINDS = {SendMessage: 0, EditMessage: 1, RecallMessage: 2}
+
+
 class ScriptedServer:
     """`await start()`, then `url`. `received` holds every client frame in order."""
 
@@ -138,22 +142,38 @@ class ScriptedServer:
 
     # -- what tests do to it
 
-    def store(self, conversation: str, sender: str, body: bytes, members: list[str], own: str = "") -> Event:
-        """Put a message into the members' mailboxes without pushing it."""
+    def store(
+        self,
+        conversation: str,
+        sender: str,
+        body: bytes,
+        members: list[str],
+        own: str = "",
+        change: tuple[int, int] | None = None,
+    ) -> Event:
+        """Put a message into the members' mailboxes without pushing it; `change`: kind and target of an edit
+        or recall, whose outcome history shows from then on."""
         self._seqs[conversation] += 1
         seq = self._seqs[conversation]
         self.watermark += 1
         message_id = (self.watermark + 1).to_bytes(16, "big")
-        message = Message(message_id, conversation, seq, sender, 0, 0, 1_000 + self.watermark, body)
-        self.history[conversation].append(message)
+        kind, target = change or (0, None)
+        at = 1_000 + self.watermark
+        message = Message(message_id, conversation, seq, sender, kind, kind, at, body, target)
+        rows = self.history[conversation]
+        for index, one in enumerate(rows):
+            is_edit_of_it = one.kind == 1 and one.target_seq == target
+            if target is not None and (one.conversation_seq == target or is_edit_of_it):
+                rows[index] = one._replace(state=kind, body=body)
+        rows.append(message)
         if own and own == self.faults.lose:
             members = members[:-1]
         for user in members:
             event = Event(
                 self.watermark,
                 0,
-                event_id(message_id, user),
-                2 if user == sender else 3,
+                event_id(message_id, user, kind),
+                0 if change else 2 if user == sender else 3,
                 0,
                 message,
                 own if user == sender and own else None,
@@ -208,6 +228,8 @@ class ScriptedServer:
             PullHistory: self._history,
             SyncComplete: self._complete,
             SendMessage: self._send,
+            EditMessage: self._send,
+            RecallMessage: self._send,
             Ping: self._ping,
             GroupCreate: self._group,
             GroupGet: self._group,
@@ -366,7 +388,7 @@ class ScriptedServer:
         if late:
             await one.send(PushEvents(late))
 
-    async def _send(self, one: Connection, frame: SendMessage) -> None:
+    async def _send(self, one: Connection, frame: SendMessage | EditMessage | RecallMessage) -> None:
         if self.faults.refuse_sends:
             name, delay = self.faults.refuse_sends.pop(0)
             await one.send(
@@ -374,17 +396,18 @@ class ScriptedServer:
             )
             return
         key = (one.user, frame.client_message_id)
-        known = self.sends.get(key)
-        if known is not None and known[1] != frame.body:
+        known, body = self.sends.get(key), getattr(frame, "body", b"")
+        if known is not None and known[1] != body:
             await one.send(error("CLIENT_MESSAGE_ID_CONFLICT", "other body", frame.rid))
             return
         fresh = known is None
         if known is None:
-            conversation = frame.conversation_id or direct_conversation_id(
-                "t", one.user, frame.to_user_id or ""
-            )
-            members = self.members.setdefault(conversation, sorted({one.user, frame.to_user_id or one.user}))
-            event = self.store(conversation, one.user, frame.body, members, frame.client_message_id)
+            peer = getattr(frame, "to_user_id", None)
+            conversation = frame.conversation_id or direct_conversation_id("t", one.user, peer or "")
+            members = self.members.setdefault(conversation, sorted({one.user, peer or one.user}))
+            kind = _KINDS[type(frame)]
+            change = (kind, frame.conversation_seq) if not isinstance(frame, SendMessage) else None
+            event = self.store(conversation, one.user, body, members, frame.client_message_id, change)
             message = event.message
             ack = SendAck(
                 0,
@@ -394,7 +417,7 @@ class ScriptedServer:
                 message.conversation_seq,
                 message.committed_at,
             )
-            known = self.sends[key] = (ack, frame.body)
+            known = self.sends[key] = (ack, body)
         if self.faults.drop_acks:
             self.faults.drop_acks -= 1
         else:

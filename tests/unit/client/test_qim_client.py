@@ -15,6 +15,7 @@ from qim_streams.client import (
     SqliteStore,
     SyncFinished,
 )
+from qim_streams.client.conversations import KnownConversations
 from qim_streams.errors import AdmissionRefused, ClientStopped, ConfigError
 from qim_streams.wire.frames import Auth, Event, PullMailbox, SendMessage
 from tests.support.waiting import eventually
@@ -59,6 +60,7 @@ def client_of(
     extra = {
         name: options.pop(name) for name in ("store", "token", "conversations", "device") if name in options
     }
+    extra.setdefault("conversations", KnownConversations)  # the scripted server has no session list
     return QimClient(
         server.url,
         extra.pop("token", user),  # type: ignore[arg-type]

@@ -51,6 +51,7 @@ async def test_f4_a_deleted_conversation_is_nowhere(world: SessionWorld) -> None
     await world.actions.clear(world.actor("ann"), chat, None, True)
     assert (await world.page("ann", only="unread")).rows == []
     assert (await world.page("ann")).rows == []
+    assert len((await world.page("ann", only="every")).rows) == 1, "for rebuilds"
     actor = world.actor("ann")
     assert await world.lists.totals(actor.user, actor.shard) == Totals(0, 0, 0, True)
     world.say(chat, "ben")

@@ -54,6 +54,32 @@ async def test_a_tenant_never_gets_what_was_read_for_another() -> None:
         await bodies.load("other", [ENTRY])
 
 
+def edit(body: bytes, revision: int = 1) -> MessageRecord:
+    """An edit of message 7 at 9."""
+    changed = record(body, bytes(range(1, 17)))._replace(conversation_seq=9, kind=1, state=1)
+    return changed._replace(extra=(0, 7, revision))
+
+
+OF_EDIT = UserMailboxEntry(1, bytes(range(1, 17)), "room", 9, "alice", 0, 1_000, None)
+
+
+@pytest.mark.parametrize("archived", [False, True])
+async def test_an_edit_is_pulled_as_its_target_is_by_now(archived: bool) -> None:
+    """A body that was replaced or recalled since is given to nobody, whichever tier has the target."""
+    recalled = record(b"")._replace(state=2, extra=(4_095,)).encode()
+    own, target = {("t", "room", 9): edit(b"gone").encode()}, {("t", "room", 7): recalled}
+    hot, archive = (Tier(own), Tier(target)) if archived else (Tier(own | target), Tier({}))
+    expected = common_body(edit(b"")._replace(state=2))
+    assert await PulledBodies(hot, archive, Clock()).load("t", [OF_EDIT]) == [expected]
+    assert b"target_seq" in expected
+
+
+async def test_an_edit_without_a_newer_target_is_pulled_as_it_is() -> None:
+    for rows in ({}, {("t", "room", 7): record(b"old").encode()}, {("t", "room", 7): b"?"}):
+        hot = Tier(rows | {("t", "room", 9): edit(b"new").encode()})
+        assert await PulledBodies(hot, Tier({}), Clock()).load("t", [OF_EDIT]) == [common_body(edit(b"new"))]
+
+
 async def test_the_archive_is_asked_for_what_the_hot_tier_lacks_or_holds_wrongly() -> None:
     archive = Tier({("t", "room", 7): record(b"kept").encode()})
     for hot in (
