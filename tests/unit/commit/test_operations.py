@@ -13,9 +13,16 @@ from qim_streams.commit.lane_services import SendJob
 from qim_streams.commit.outcome import SendOutcome, SendRequest, SendStatus
 from qim_streams.commit.requests import Windows
 from qim_streams.membership.commands import GroupCommand, GroupOp
-from qim_streams.records import KIND_EDIT, KIND_RECALL, MessageRecord, decode_message, decode_outbox
+from qim_streams.records import (
+    KIND_EDIT,
+    KIND_RECALL,
+    OUTBOX_RELAYED,
+    MessageRecord,
+    decode_message,
+    decode_outbox,
+)
 from qim_streams.testing.memory_outbox import Hold
-from qim_streams.testing.memory_tier import MemoryHotTier
+from qim_streams.testing.memory_tier import Fault, MemoryHotTier
 from qim_streams.testing.memory_writer import WriterRig
 from tests.support.waiting import eventually
 
@@ -228,3 +235,45 @@ async def test_a_message_that_is_not_settled_cannot_be_changed_yet() -> None:
     world.rig.outbox.acknowledge()
     await eventually(lambda: answers)
     assert (await world.edit("bob", 1)).status is SendStatus.COMMITTED
+
+
+@pytest.mark.parametrize("fault", [Fault.LOST_ANSWER, Fault.LOST_REQUEST])
+async def test_an_edit_whose_commit_is_unsure_is_settled_with_its_revision(fault: Fault) -> None:
+    """T-N4: the repeated call says RESERVED; the Outbox gets the very record that the store has."""
+    world = await World().start()
+    await world.ask("bob", "m", b"old")
+    await world.edit("bob", 1, b"one", "e1")
+    world.rig.tier.faults.append(fault)
+    done = await world.edit("bob", 1, b"two", "e2")
+    assert (done.status, done.conversation_seq) == (SendStatus.COMMITTED, 3)
+    last = decode_outbox(world.rig.outbox.log[-1].value).message
+    assert last == world.rows[3]
+    assert decode_message(last).extra == (0, 1, 2)
+    assert world.message(1).extra == (2,)
+
+
+async def test_an_edit_that_a_killed_writer_had_numbered_is_relayed_and_answered_the_same() -> None:
+    """§14.3: numbered, applied to its target, and not in the Outbox when the process died."""
+    world = await World().start()
+    await world.ask("bob", "m", b"old")
+    rig = world.rig
+    await eventually(lambda: not rig.tier.partition(0).pending)
+    rig.outbox.hold = Hold.BUFFERED
+    request = (await rig.request(CHAT, "bob", "e", b"new"))._replace(kind=KIND_EDIT, target_seq=1)
+    answers: list[SendOutcome] = []
+    rig.writer.submit([SendJob(request, answers.append, 1e12)])
+    await eventually(lambda: world.message(1).state == 1)
+    rig.kill()
+    assert len(rig.outbox.log) == 1
+    world.rig = WriterRig(
+        rig.tier, rig.outbox.log, boot=2, archive=world.archive, change_log=rig.change_log,
+        now_ms=lambda: world.now_ms,
+    )  # fmt: skip
+    await world.rig.take(0)
+    in_log = [decode_outbox(one.value) for one in rig.outbox.log]
+    assert [one.flags for one in in_log] == [0, OUTBOX_RELAYED]
+    assert in_log[1].message == world.rows[2]
+    outcome = await world.rig.writer.send(request)
+    assert (outcome.status, outcome.conversation_seq) == (SendStatus.COMMITTED, 2)
+    assert (await world.edit("bob", 1, b"newer", "e2")).conversation_seq == 3
+    assert world.message(1).extra == (2,)
