@@ -7,6 +7,8 @@
                                                         what is RESERVED: committed, not confirmed
 ``{ob:p}:tail``                                 string  highest Outbox offset that was confirmed
 ``{ob:p}:gtail``                                string  highest offset of the change log that was settled
+``{ob:p}:whole``                                string  run of the server for which nothing is missing
+``{ob:p}:accept``                               string  Outbox offset below which losses are accepted
 ``{ob:p}:gpend``                                hash    ``c`` -> version that the change log may lack
 ``{ob:p}:c:<c>``                                hash    head of a conversation
 ``{ob:p}:r:<c>``                                hash    conversation_seq -> MessageRecord

@@ -105,10 +105,11 @@ class PartitionLane:
             await self._recover()
             while await self._step():
                 pass
-            await self._appended()
+            await self._tail.arrived()
         except FencedError as error:
             log.warning("ob:%d epoch %d: %s", self.partition, self.epoch, error)
-            await self._appended()
+            self.accepting = False
+            await self._tail.arrived()
             self._on_fenced(self.partition, self.epoch)
         except Exception as error:  # noqa: BLE001 - a lane that stops silently would hold its queue for ever
             self._s.on_doubt(f"the lane of ob:{self.partition} broke", error)
@@ -137,17 +138,6 @@ class PartitionLane:
             log.info("ob:%d epoch %d: serving, %d messages relayed", self.partition, self.epoch, count)
             self.ready.set()
             return
-
-    async def _appended(self) -> None:
-        """Until nothing of ours is on its way into the Outbox.
-
-        A hot tier that was emptied does not know what was: the next owner, often we ourselves, looks for it
-        in the Outbox, and would use the numbers again of what comes there later.
-        """
-        self.accepting = False
-        while self._tail.busy:
-            self._wake.clear()
-            await self._wake.wait()
 
     async def _step(self) -> bool:
         if self._revoked:

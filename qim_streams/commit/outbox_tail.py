@@ -23,6 +23,8 @@ from qim_streams.commit.relay import hand_over
 from qim_streams.commit.rules import record_of
 from qim_streams.records import OutboxRecord, record_key
 
+ARRIVAL_POLL_S = 0.02
+
 
 class NewMessage(NamedTuple):
     """A message that the store has numbered for us."""
@@ -47,6 +49,15 @@ class OutboxTail:
     def busy(self) -> bool:
         """Whether an acknowledgement is awaited."""
         return bool(self._in_flight)
+
+    async def arrived(self) -> None:
+        """Until nothing of ours is on its way into the Outbox.
+
+        A hot tier that was emptied does not know what was: the next owner, often we ourselves, looks for it
+        in the Outbox, and would use the numbers again of what comes there later.
+        """
+        while self._in_flight:
+            await self._s.sleep(ARRIVAL_POLL_S)
 
     @property
     def unconfirmed(self) -> bool:

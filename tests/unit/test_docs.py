@@ -262,7 +262,7 @@ def test_the_table_of_keys_is_that_of_the_code() -> None:
     tags = {
         name: next(key.partition("}")[0] for key in told if key.startswith(f"{{{name}:")) for name in names
     }
-    expected = {f"{tag}}}:{what}" for tag in tags.values() for what in ("epoch", "lease")}
+    expected = {f"{tag}}}:{what}" for tag in tags.values() for what in ("epoch", "lease", "run")}
     for module in (
         keys,
         redis_store,
@@ -273,7 +273,7 @@ def test_the_table_of_keys_is_that_of_the_code() -> None:
         redis_projection,
     ):
         expected |= keys_in(module.__doc__ or "")
-    expected |= {"{o:<tenant>:<lane>}:ids", "{o:<tenant>:<lane>}:names"}
+    expected |= {f"{{o:<tenant>:<lane>}}:{what}" for what in ("ids", "names", "next", "run")}
     assert "{o:<tenant>:<lane>}:ids" in (redis_directory.__doc__ or "")
     expected.discard("{s:<shard>}:epoch")  # a reader of the lease store's key names it with a word
     assert told == expected
