@@ -186,6 +186,9 @@ class ProjectionPosition(Protocol):
     async def position(self, user: SessionUser, shard: int) -> Position:
         """Every conversation of which an entry up to `seq` is in the user's mailbox has a row."""
 
+    def doubt(self, user: SessionUser) -> None:
+        """The user's list was found empty: look again whether it is whole when it is asked for next."""
+
     async def watermark(self, user: SessionUser, shard: int) -> int:
         """W of the user's lane: a single conversation, read after this, is at least as new."""
 

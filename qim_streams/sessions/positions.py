@@ -9,6 +9,7 @@ Spec: §7, §9.
 
 import asyncio
 
+from qim_streams.lru import LruMap
 from qim_streams.mailbox.ports import MailboxStore
 from qim_streams.placement import lane_of_ordinal
 from qim_streams.sessions.ports import Position, SessionUser
@@ -16,9 +17,16 @@ from qim_streams.sessions.projection_ports import ProjectionStore
 from qim_streams.sessions.restoring import RestoredStates
 from qim_streams.sessions.session_rebuild import SessionRebuild
 
+NEVER = -1  # no epoch
+VOUCHED_MAX = 50_000  # users of whom is remembered in which projection epoch their rows were found whole
+
 
 class Positions:
-    """`ProjectionPosition` on the projection's checkpoints and the mailbox store's W."""
+    """`ProjectionPosition` on the projection's checkpoints and the mailbox store's W.
+
+    That the projection vouches for a user is asked once per epoch: rows only grow, and a store that lost
+    them lost the checkpoint, too. Who sees nothing at all asks anew (`doubt`).
+    """
 
     def __init__(
         self,
@@ -29,16 +37,27 @@ class Positions:
     ) -> None:
         self._mailboxes, self._projection = mailboxes, projection
         self._rebuild, self._states = rebuild, states
+        self._vouched: LruMap[tuple[str, int], int] = LruMap(VOUCHED_MAX, VOUCHED_MAX)
 
     async def position(self, user: SessionUser, shard: int) -> Position:
         """See the port. States are put back before rows are rebuilt out of them."""
-        watermark, (checkpoint,), _ = await asyncio.gather(
-            self.watermark(user, shard), self._projection.checkpoints([shard]), self._states.load(user, [])
+        watermark, (checkpoint,) = await asyncio.gather(
+            self.watermark(user, shard), self._projection.checkpoints([shard])
         )
-        vouched = await self._rebuild.ensure(user.tenant_id, user.user_id, user.ordinal)
-        if not vouched or checkpoint is None:
-            return Position(watermark, vouched)  # rebuilt out of everything up to W or beyond
-        return Position(min(watermark, checkpoint.offset), vouched)
+        key = (user.tenant_id, user.ordinal)
+        known = checkpoint is not None and checkpoint.caught_up and self._vouched.get(key) == checkpoint.epoch
+        if not known:
+            await self._states.load(user, [])
+            vouched = await self._rebuild.ensure(user.tenant_id, user.user_id, user.ordinal)
+            if not vouched or checkpoint is None:
+                return Position(watermark, vouched)  # rebuilt out of everything up to W or beyond
+            self._vouched.put(key, checkpoint.epoch)
+        assert checkpoint is not None
+        return Position(min(watermark, checkpoint.offset), True)
+
+    def doubt(self, user: SessionUser) -> None:
+        """See the port."""
+        self._vouched.put((user.tenant_id, user.ordinal), NEVER)
 
     async def watermark(self, user: SessionUser, shard: int) -> int:
         """See the port."""

@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 from qim_streams import limits
 from qim_streams.sessions.ports import (
     Candidate,
+    CandidatePage,
     ConversationHeads,
     HeadQuery,
     HeadView,
@@ -118,15 +119,14 @@ class SessionLists:
         """
         place = decode_place(query.cursor) if query.cursor else None
         async with self._slots:
-            position = await self._positions.position(user, shard)
+            position, page = await self._begin(user, shard, place, min(CHUNK, query.limit))
             rows: list[ListRow] = []
             if query.pinned_first and place is None:
-                pinned = (await self._states.page(user, None, 1)).pinned
-                rows = [row for row in await self._listed(user, pinned) if _wanted(row, query.only)]
+                rows = [row for row in await self._listed(user, page.pinned) if _wanted(row, query.only)]
             on_top = {row.view.conversation_id for row in rows}
-            wanted = query.limit + len(rows)
+            size, wanted = min(CHUNK, query.limit), query.limit + len(rows)
             for _ in range(CHUNKS_MAX):
-                chunk, more = await self._chunk(user, place, min(CHUNK, wanted - len(rows)))
+                chunk, more = await self._chunk(user, place, size, page)
                 if chunk:
                     place = ListPlace(chunk[-1].activity, chunk[-1].conversation_id)
                 rest = [one for one in chunk if one.conversation_id not in on_top]
@@ -134,14 +134,14 @@ class SessionLists:
                 rows += [row for row in listed if _wanted(row, query.only)]
                 if not more or len(rows) >= wanted:
                     break
+                size = min(CHUNK, wanted - len(rows))
+                page = await self._states.page(user, place, size)
         return ListPage(rows, place.encode() if more and place is not None else None, position)
 
     async def totals(self, user: SessionUser, shard: int) -> Totals:
         """The sums over the newest conversations, `TOTALS_MAX` of them and the wide ones."""
         async with self._slots:
-            position, page = await asyncio.gather(
-                self._positions.position(user, shard), self._states.page(user, None, TOTALS_MAX)
-            )
+            position, page = await self._begin(user, shard, None, TOTALS_MAX)
             rows = await self._listed(user, [*page.rows, *page.wide[:WIDE_MAX]], peers=False)
         looked = len(page.rows) + min(len(page.wide), WIDE_MAX)
         return totals(
@@ -188,11 +188,22 @@ class SessionLists:
 
     # -- steps
 
-    async def _chunk(
-        self, user: SessionUser, place: ListPlace | None, limit: int
-    ) -> tuple[list[Candidate], bool]:
-        """The candidates after `place`, in order, and whether there are more behind them."""
+    async def _begin(
+        self, user: SessionUser, shard: int, place: ListPlace | None, limit: int
+    ) -> tuple[Position, CandidatePage]:
+        """Where the list stands, then its candidates. An empty list is not believed without asking anew."""
+        position = await self._positions.position(user, shard)
         page = await self._states.page(user, place, limit)
+        if not page.size:
+            self._positions.doubt(user)
+            position = await self._positions.position(user, shard)
+            page = await self._states.page(user, place, limit)
+        return position, page
+
+    async def _chunk(
+        self, user: SessionUser, place: ListPlace | None, limit: int, page: CandidatePage
+    ) -> tuple[list[Candidate], bool]:
+        """The candidates of `page`, which was read after `place`, in order; whether there are more behind."""
         merged = page.rows
         if page.wide:
             merged = merged + [one for one in await self._placed(user, page.wide) if _is_after(one, place)]
