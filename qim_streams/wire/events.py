@@ -17,19 +17,29 @@ _pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
 
 def common_body(message: MessageRecord) -> bytes:
     """The common body of a message."""
-    fields: dict[str, object] = {
-        "message_id": message.message_id,
-        "conversation_id": message.conversation_id,
-        "conversation_seq": message.conversation_seq,
-        "sender_id": message.sender_id,
-        "kind": message.kind,
-        "state": message.state,
-        "committed_at": message.committed_at,
-        "body": message.body,
-    }
+    data: bytes = _pack(
+        {
+            "message_id": message.message_id,
+            "conversation_id": message.conversation_id,
+            "conversation_seq": message.conversation_seq,
+            "sender_id": message.sender_id,
+            "kind": message.kind,
+            "state": message.state,
+            "committed_at": message.committed_at,
+            "body": message.body,
+        }
+    )
+    return _with_more(message, data) if message.extra else data
+
+
+def _with_more(message: MessageRecord, data: bytes) -> bytes:
+    """The same with the fields that few messages have: the target of an edit or recall, mentions."""
+    more: dict[str, object] = {}
     if message.kind != KIND_MESSAGE and (target_seq := target_seq_of(message)) is not None:
-        fields["target_seq"] = target_seq
+        more["target_seq"] = target_seq
     named = field_of(message)
     if named and message.state != STATE_RECALLED:
-        fields[BODY_KEY] = named
-    return bytes(_pack(fields))
+        more[BODY_KEY] = named
+    # The header of a map with fewer than 16 fields is one byte that counts them.
+    tail: bytes = _pack(more)[1:]
+    return bytes([data[0] + len(more)]) + data[1:] + tail
