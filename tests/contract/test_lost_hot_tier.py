@@ -13,116 +13,21 @@ import pytest
 from qim_streams.archive.memory_archive import MemoryArchive
 from qim_streams.archive.ports import ArchivedMessage
 from qim_streams.commit.lost_range import LostRange
-from qim_streams.commit.outcome import SendOutcome, SendRequest, SendStatus
-from qim_streams.commit.ports import OutboxAppend
 from qim_streams.commit.repair import OutboxRepair
-from qim_streams.errors import AdmissionRefused, StoreUnavailable
-from qim_streams.membership.commands import GroupCommand, GroupOp
+from qim_streams.errors import StoreUnavailable
 from qim_streams.membership.past import members_at
 from qim_streams.membership.ports import MembershipRow
 from qim_streams.membership.redis_directory import COUNTS_LEFT_OUT, RedisOrdinalDirectory
 from qim_streams.ownership.redis_wholeness import RedisWholeness
-from qim_streams.records import MessageRecord, decode_message, decode_outbox, unpack_ordinals
+from qim_streams.records import decode_message, decode_outbox, unpack_ordinals
 from qim_streams.redis_tier import RedisClient
 from qim_streams.script_pipe import ScriptPipe
-from qim_streams.testing.memory_outbox import MemoryMembershipLog, MemoryOutboxReader
-from qim_streams.testing.memory_tier import MemoryHotTier
+from qim_streams.testing.memory_outbox import MemoryOutboxReader
 from qim_streams.testing.memory_writer import WriterRig
-from tests.support.hot_tier import PARTITIONS, SHARDS, TENANT, partition_of, redis_tier
+from tests.support.hot_tier import PARTITIONS, SHARDS, TENANT, partition_of
+from tests.support.lost_tier import GROUPS, World, everything
 
 SEED = 20_261_130
-GROUPS = ("g1", "g2", "g3")
-USERS = tuple(f"u{n}" for n in range(12))
-
-
-@dataclass
-class World:
-    """Boots of one writer over logs that nothing is lost of."""
-
-    client: RedisClient
-    log: list[OutboxAppend] = field(default_factory=list)
-    changes: MemoryMembershipLog = field(default_factory=MemoryMembershipLog)
-    acked: dict[str, tuple[SendRequest, SendOutcome]] = field(default_factory=dict)
-    boots: int = 0
-    sent: int = 0
-
-    async def boot(self, serve: bool = True) -> WriterRig:
-        """A new process; its predecessor is dead."""
-        tier = redis_tier(self.client)
-        self.boots += 1
-        rig = WriterRig(
-            MemoryHotTier(partition_of),
-            self.log,
-            boot=self.boots,
-            conversations=tier.conversations,
-            membership=tier.membership,
-            reader=tier.reader,
-            directory=tier.directory,
-            leases=tier.leases,
-            change_log=self.changes,
-            mailbox_shards=SHARDS,
-        )
-        if serve:
-            await rig.take(*range(PARTITIONS))
-        return rig
-
-    async def command(self, rig: WriterRig, command: GroupCommand) -> None:
-        owned = rig.writer.epoch_of(TENANT, command.conversation_id)
-        assert owned is not None
-        try:
-            await rig.groups.execute(*owned, command)
-        except AdmissionRefused:
-            return  # at random: already in, the last owner, and so on
-
-    async def live(self, rig: WriterRig, rng: random.Random, steps: int) -> None:
-        """Groups come to be, members come and go, and everybody talks."""
-        for group in GROUPS:
-            await self.command(rig, GroupCommand(GroupOp.CREATE, TENANT, "u0", group, USERS[1:5]))
-        for _ in range(steps):
-            group, user = rng.choice(GROUPS), rng.choice(USERS)
-            if rng.random() < 0.3:
-                op = rng.choice((GroupOp.ADD, GroupOp.REMOVE))
-                await self.command(rig, GroupCommand(op, TENANT, None, group, (user,)))
-            else:
-                await self.say(rig, rng, group, user)
-
-    async def say(self, rig: WriterRig, rng: random.Random, group: str, user: str) -> None:
-        self.sent += 1
-        key, body = f"m{self.sent}", b"%d" % self.sent
-        if rng.random() < 0.4:
-            request = await rig.direct(user, rng.choice(USERS), key, body)
-        else:
-            request = await rig.request(group, user, key, body)
-        outcome = await rig.writer.send(request, 10)
-        if outcome.status is SendStatus.COMMITTED:
-            self.acked[key] = (request, outcome)
-
-    def messages(self) -> list[MessageRecord]:
-        return [decode_message(decode_outbox(one.value).message) for one in self.log]
-
-
-async def everything(world: World, rig: WriterRig) -> dict[str, object]:
-    """What readers see, by conversation; what depends on the run of the server is left out."""
-    found: dict[str, object] = {}
-    for chat in sorted({one.conversation_id for one in world.messages()} | set(GROUPS)):
-        head = await rig.membership.conversation(TENANT, chat)
-        assert head is not None
-        everyone = await rig.membership.everyone(TENANT, chat)
-        (version,) = await rig.reader.versions([(TENANT, chat, head.version)])
-        assert version is not None
-        bitmaps = await rig.reader.bitmaps([(TENANT, chat, *pair) for pair in sorted(version.items())])
-        records = await rig.conversations.records([(TENANT, chat, seq) for seq in range(1, head.seq + 1)])
-        page = await rig.membership.page(TENANT, chat, "", 100)
-        found[chat] = (
-            head,
-            sorted(everyone, key=lambda m: m.user_id),
-            sorted(version),
-            bitmaps,
-            records,
-            page,
-        )
-    found["ordinals"] = await rig.directory.find(TENANT, USERS)
-    return found
 
 
 async def lived(client: RedisClient, seed: int, steps: int = 150) -> tuple[World, dict[str, object]]:
