@@ -6,13 +6,10 @@ again and dropped by the mailbox stage, whose memory is exact.
 Pure state. Spec: §4, §11.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import Enum
-from typing import Generic, TypeVar
 
 from qim_streams.fanout.plan import OutboxMessage
-
-K = TypeVar("K", bytes, tuple[str, str])
 
 MESSAGES_MAX = 65_536
 CONVERSATIONS_MAX = 65_536
@@ -28,20 +25,23 @@ class Verdict(Enum):
     LATE = "late"  # its conversation is further; not remembered: dispatched again, dropped downstream
 
 
-class _Generations(Generic[K]):
+class _Generations:
     """A bounded memory of numbers by key: two dictionaries, the older is dropped when the younger is full."""
+
+    __slots__ = ("_half", "_old", "_young")
 
     def __init__(self, count_max: int) -> None:
         self._half = max(1, count_max // 2)
-        self._young: dict[K, int] = {}
-        self._old: dict[K, int] = {}
+        self._young: dict[bytes, int] = {}
+        self._old: dict[bytes, int] = {}
 
-    def among(self, keys: Iterable[K]) -> dict[K, int]:
-        """The numbers of those of `keys` that are known."""
-        young, old = self._young, self._old
-        return {key: young[key] if key in young else old[key] for key in keys if key in young or key in old}
+    def get(self, key: bytes) -> int | None:
+        """The number of `key`, None when it is not known."""
+        number = self._young.get(key)
+        return self._old.get(key) if number is None else number
 
-    def update(self, values: dict[K, int]) -> None:
+    def update(self, values: dict[bytes, int]) -> None:
+        """Remember `values`, and forget what is oldest."""
         self._young.update(values)
         if len(self._young) >= self._half:
             self._old, self._young = self._young, {}
@@ -51,35 +51,34 @@ class RecentMessages:
     """`judge` a batch, then `remember` what was dispatched of it."""
 
     def __init__(self, messages_max: int = MESSAGES_MAX, conversations_max: int = CONVERSATIONS_MAX) -> None:
-        self._contents: _Generations[bytes] = _Generations(messages_max)
-        self._seqs: _Generations[tuple[str, str]] = _Generations(conversations_max)
+        self._contents = _Generations(messages_max)  # message_id -> hash of its bytes
+        self._seqs = _Generations(conversations_max)  # key of a conversation -> last conversation_seq
 
     def judge(self, messages: Sequence[OutboxMessage]) -> list[Verdict]:
         """The verdict on each message of a batch, in order; remembers nothing."""
-        contents = self._contents.among([one.message.message_id for one in messages])
-        conversations = [one.conversation for one in messages]
-        seqs = self._seqs.among(conversations)
+        contents: dict[bytes, int] = {}
+        seqs: dict[bytes, int] = {}
         verdicts = []
-        for one, conversation in zip(messages, conversations, strict=True):
-            message, content = one.message, hash(one.outbox.message)
-            before = contents.get(message.message_id)
+        for _, _, key, outbox, message in messages:
+            message_id, content = message.message_id, hash(outbox.message)
+            before = contents.get(message_id) or self._contents.get(message_id)
             if before is not None:
                 verdicts.append(Verdict.REPEAT if before == content else Verdict.FORGED)
                 continue
-            contents[message.message_id] = content
-            seq, last = message.conversation_seq, seqs.get(conversation)
+            contents[message_id] = content
+            seq, last = message.conversation_seq, seqs.get(key) or self._seqs.get(key)
             if last is not None and seq <= last:
                 verdicts.append(Verdict.LATE)
                 continue
-            seqs[conversation] = seq
+            seqs[key] = seq
             verdicts.append(Verdict.NEW if last is None or seq == last + 1 else Verdict.AFTER_HOLE)
         return verdicts
 
     def remember(self, messages: Sequence[OutboxMessage]) -> None:
         """Take over messages whose dispatches are acknowledged."""
-        conversations = [one.conversation for one in messages]
-        seqs = self._seqs.among(conversations)
-        for one, conversation in zip(messages, conversations, strict=True):
-            seqs[conversation] = max(seqs.get(conversation, 0), one.message.conversation_seq)
+        seqs: dict[bytes, int] = {}
+        for _, _, key, _, message in messages:
+            last = seqs.get(key) or self._seqs.get(key) or 0
+            seqs[key] = max(last, message.conversation_seq)
         self._contents.update({one.message.message_id: hash(one.outbox.message) for one in messages})
         self._seqs.update(seqs)
