@@ -7,9 +7,15 @@ T-R2, T-R4, D1, D2; P1, P2, P4, P7. Spec: §14.4.
 """
 
 import asyncio
+import contextlib
+import json
+import os
 import random
 import shutil
 import signal
+import subprocess
+import sys
+import time
 from typing import Any
 
 import pytest
@@ -19,7 +25,7 @@ from tests.chaos.conftest import StartStack, UnderTraffic, new_seed
 from tests.chaos.test_redis_rollback import BACK_S, GONE_S, is_dead
 from tests.support.stack import StackProcess
 from tests.support.traffic import Plan
-from tests.support.waiting import eventually_sync
+from tests.support.waiting import eventually, eventually_sync
 
 pytestmark = [pytest.mark.integration, pytest.mark.chaos, pytest.mark.timeout(600)]
 
@@ -72,6 +78,84 @@ async def test_everything_in_redis_is_flushed(
 ) -> None:
     """T-R2, D1: FLUSHALL under traffic, everyday form."""
     await lose_everything(stack, under_traffic, figures, 1)
+
+
+async def test_those_who_repair_are_killed_meanwhile(
+    stack: StackProcess, under_traffic: UnderTraffic, figures: dict[str, Any]
+) -> None:
+    """T-R2, T-K4: writer and mailbox worker die again and again while they bring everything back."""
+    seed = new_seed()
+    chance, kills = random.Random(seed), 0
+    async with under_traffic(stack, Plan("midway", seed, hot_tier_forgets=True)) as traffic:
+        await traffic.more_acks(80, BACK_S)
+        await asyncio.to_thread(flush, stack)
+        for role in ("writer", "mailbox", "writer"):
+            await asyncio.sleep(chance.uniform(0.2, 2.0))
+            await asyncio.to_thread(kill_if_alive, stack, role)
+            kills += 1
+        await traffic.more_acks(80, BACK_S)
+    figures |= {"kills": kills}
+
+
+def kill_if_alive(stack: StackProcess, role: str) -> None:
+    """SIGKILL, unless the role is just dying by itself."""
+    with contextlib.suppress(AssertionError, ProcessLookupError):
+        stack.kill(role)
+
+
+async def test_an_operator_repairs_without_a_writer(
+    stack: StackProcess, under_traffic: UnderTraffic, figures: dict[str, Any]
+) -> None:
+    """`qim repair`: 3 while something is missing, killed and repeated, 0 at the end."""
+    seed = new_seed()
+    async with under_traffic(stack, Plan("operator", seed, hot_tier_forgets=True)) as traffic:
+        await traffic.more_acks(80, BACK_S)
+        await asyncio.to_thread(repair_by_hand, stack)
+        await traffic.more_acks(80, BACK_S)
+        await eventually(lambda: asyncio.to_thread(is_whole, stack), BACK_S, "everything to be whole")
+
+
+def repair_by_hand(stack: StackProcess) -> None:
+    """Nobody starts a writer again meanwhile: the supervisor is held."""
+    stack.signal_supervisor(signal.SIGSTOP)
+    try:
+        pid = stack.kill("writer")
+        eventually_sync(lambda: is_dead(pid), GONE_S, "the writer to be dead")
+        flush(stack)
+        code, before = repair(stack, "status")
+        assert code == 3
+        assert {one["standing"] for one in before["outbox"]} == {"behind"}
+        killed = start_repair(stack, "run", "--wait", "0")
+        time.sleep(1.0)  # anywhere in it, or before its start: whatever the machine makes of it
+        killed.kill()
+        killed.wait()
+        _, after = repair(stack, "run", "--wait", "0")
+        assert {one["standing"] for one in after["outbox"]} == {"whole"}
+    finally:
+        stack.signal_supervisor(signal.SIGCONT)
+
+
+def start_repair(stack: StackProcess, *args: str) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", "qim_streams.cli", "repair", *args, "--json"]
+    return subprocess.Popen(
+        [*command, "--state-dir", str(stack.state_dir)],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"QIM_LEASE_TTL_MS": "3000", "QIM_LEASE_RENEW_MS": "700"},
+    )
+
+
+def repair(stack: StackProcess, *args: str) -> tuple[int, dict[str, Any]]:
+    """Exit code and document of ``qim repair``."""
+    process = start_repair(stack, *args)
+    out, _ = process.communicate(timeout=120)
+    print(f"qim repair {' '.join(args)}: {process.returncode}")
+    return process.returncode, json.loads(out)
+
+
+def is_whole(stack: StackProcess) -> bool:
+    code, found = repair(stack, "status")
+    assert found["whole"] is (code == 0)
+    return code == 0
 
 
 @pytest.mark.slow
