@@ -309,7 +309,7 @@ class ShardWorld:
 
     async def log_begin(self, shard: int) -> int:
         """The first offset that the log still has."""
-        return 0
+        return self.begin
 
     async def log_end(self, shard: int) -> int:
         """See `MailboxMaterialiser`."""
@@ -358,6 +358,7 @@ class ShardWorld:
             for ordinal in members:
                 self._owed[ordinal].append((self.next_offset, message))
         self.next_offset += 1
+        self.begin = 0
         self.now_ms += 1
 
     def dispatch(self, number: int, sender: int, inline: bool) -> GroupDispatch:

@@ -1,11 +1,12 @@
 """Members of dispatches: inline, cached under their own version, asked for again, or gone."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import pytest
 from pyroaring import BitMap
 
+from qim_streams.errors import Outcome, StoreUnavailable
 from qim_streams.mailbox.members import MemberBitmaps
 from qim_streams.membership.bitmaps import encode
 from tests.unit.mailbox.dispatches import dispatch
@@ -69,3 +70,48 @@ async def test_a_bitmap_that_is_gone_or_damaged_is_none(waits: list[float], row:
     reader.rows = {} if row is None else {("acme", "c1", 0, 4): row}
     assert await MemberBitmaps(reader, 16).load([dispatch(1, None), dispatch(2)]) == [None, [1, 65]]
     assert 1 < sum(waits) < 5
+
+
+class Past:
+    """`PastMembers`: in doubt for the first questions, then it knows who got message 1."""
+
+    def __init__(self, doubts: int = 0, known: bool = True) -> None:
+        self.doubts, self.known = doubts, known
+        self.asked: list[set[int]] = []
+
+    async def require_whole(self, partitions: Collection[int]) -> None:
+        self.asked.append(set(partitions))
+        if len(self.asked) <= self.doubts:
+            raise StoreUnavailable("held against the logs", Outcome.NOT_APPLIED)
+
+    async def at(self, tenant_id: str, conversation_id: str, seq: int) -> dict[int, list[int]] | None:
+        return {0: [1, 129], 5: [2]} if self.known and seq == 1 else None
+
+
+async def test_nobody_is_buried_while_the_store_may_get_his_members_back(waits: list[float]) -> None:
+    """T-R2: a lost hot tier: the batch is repeated, not set aside."""
+    reader = Reader()
+    reader.known_from, past = 3, Past(doubts=2)
+    members = MemberBitmaps(reader, 16, past)
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable):
+            await members.load([dispatch(1, None)])
+    assert await members.load([dispatch(1, None)]) == [BitMap([1, 65])], "it came back in between"
+    assert past.asked == [{0}] * 3
+    assert waits == []
+
+
+async def test_members_of_a_lost_bitmap_follow_from_their_intervals(waits: list[float]) -> None:
+    reader = Reader()
+    reader.rows = {}
+    members = MemberBitmaps(reader, 16, Past())
+    assert await members.load([dispatch(1, None)]) == [BitMap([1, 129])]
+    assert await members.load([dispatch(1, None)]) == [BitMap([1, 129])]
+    assert len(reader.asked) == 2, "what was made is kept"
+    assert waits == []
+
+
+async def test_a_conversation_that_a_whole_store_does_not_know_is_none(waits: list[float]) -> None:
+    reader = Reader()
+    reader.rows = {}
+    assert await MemberBitmaps(reader, 16, Past(known=False)).load([dispatch(1, None)]) == [None]

@@ -144,3 +144,30 @@ def test_the_fake_table_recovers_what_was_acknowledged() -> None:
     table.crash(0, sent=1)
     assert table.read(0, b"b") == b"2"
     assert (table.elsewhere().read(0, b"a"), table.elsewhere().read(0, b"b")) == (b"1", None)
+
+
+async def test_a_store_that_was_emptied_is_owed_to_its_readers_until_it_is_back() -> None:
+    """T-R2: readers wait for W to be where it was; what the log has no more is trimmed for everybody."""
+    world = ShardWorld()
+    direct(world, 6)
+    worker = await started(world, 1)
+    await worker.work(6)
+    world.store.restore({})
+    world.begin = 2
+    worker = await started(world, 2)
+    state = await world.store.watermark(SHARD)
+    assert (state.promised, min(state.lanes)) == (5, -1)
+    assert await world.store.trim_watermark(SHARD, "acme", 1) == 1
+    worker = await started(world, 3)
+    assert (await world.store.watermark(SHARD)).promised == 5, "another owner owes the same"
+
+
+async def test_a_store_that_lost_nothing_owes_nothing() -> None:
+    world = ShardWorld()
+    direct(world, 3)
+    worker = await started(world, 1)
+    await worker.work(3)
+    world.begin = 2
+    await started(world, 2)
+    assert (await world.store.watermark(SHARD)).promised == -1
+    assert await world.store.trim_watermark(SHARD, "acme", 1) == -1
