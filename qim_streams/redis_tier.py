@@ -9,11 +9,12 @@ import asyncio
 import hashlib
 import math
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from importlib import resources
-from typing import Any
+from typing import Any, cast
 
+import hiredis
 import redis.asyncio as redis_asyncio
 from redis import exceptions as redis_errors
 from redis.asyncio.retry import Retry
@@ -38,6 +39,8 @@ _UNAVAILABLE_CLASSES = (
 )
 _REFUSED_IN_SCRIPT = re.compile(r"\b(OOM|READONLY|MISCONF|NOREPLICAS)\b")
 _CONNECTING = " connecting to "
+# Its stub speaks of one argument.
+_pack = cast(Callable[[tuple[type_args, ...]], bytes], hiredis.pack_command)
 
 RedisClient = redis_asyncio.Redis
 
@@ -112,7 +115,8 @@ async def exchange(client: RedisClient, commands: Sequence[Sequence[type_args]])
     try:
         async with asyncio.timeout(COMMAND_TIMEOUT_S):
             connection.socket_timeout = None  # one timer for all of it
-            await connection.send_packed_command(connection.pack_commands(commands))
+            # The driver's own packing, in Python, takes three to six times as long.
+            await connection.send_packed_command([b"".join(map(_pack, map(tuple, commands)))])
             return [await _answer(connection) for _ in commands]
     except BaseException:
         await connection.disconnect(nowait=True)  # nobody else may read answers that still come
