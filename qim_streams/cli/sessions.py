@@ -62,11 +62,7 @@ def list_command(
 
 def _changing(name: str, text: str, *arguments: Any) -> Callable[[Any], click.Command]:
     def made(change: Callable[..., Awaitable[SessionRow]]) -> click.Command:
-        @click.argument("conversation")
-        @_USER
-        @_TOKEN
-        @stack_options
-        def command(
+        def run_it(
             conversation: str, user: str, token: str | None, address: StackAddress, **given: Any
         ) -> None:
             async def body(client: QimClient) -> None:
@@ -75,8 +71,9 @@ def _changing(name: str, text: str, *arguments: Any) -> Callable[[Any], click.Co
 
             _as_user(address, user, token, body)
 
-        for argument in arguments:
-            command = argument(command)
+        command: Any = stack_options(run_it)
+        for option in (*reversed(arguments), _TOKEN, _USER, click.argument("conversation")):
+            command = option(command)  # the last one applied stands first
         return sessions.command(name, help=text)(command)
 
     return made

@@ -155,7 +155,7 @@ class SessionListFrames:
 
     def tell(self, actor: Actor, changed: Changed) -> None:
         """A state has changed: tell the user's other devices, and after reading the direct chat's peer."""
-        frame = delta_frame(changed.mailbox_seq, [changed.row])
+        frame = delta_frame(changed.mailbox_seq, changed.order, [changed.row])
         self.bus.tell(actor.user, actor.device_id, MSGPACK.encode(frame))
         view = changed.row.view
         if changed.has_read and view.kind == DIRECT and view.peer_id is not None:

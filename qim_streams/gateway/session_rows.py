@@ -43,10 +43,9 @@ def list_frame(rid: int, page: ListPage) -> SessionList:
     return SessionList(rid, rows, page.position.seq, page.position.complete, page.next_cursor)
 
 
-def delta_frame(mailbox_seq: int, rows: Iterable[ListRow]) -> SessionDelta:
-    """What another device is told. At least one row."""
-    frames = [row_frame(row) for row in rows]
-    return SessionDelta(mailbox_seq, max(row.version for row in frames), frames)
+def delta_frame(mailbox_seq: int, order: int, rows: Iterable[ListRow]) -> SessionDelta:
+    """What another device is told; `order` of the change among all of the user's."""
+    return SessionDelta(mailbox_seq, order, [row_frame(row) for row in rows])
 
 
 def _last(message: TailMessage) -> LastMessage:

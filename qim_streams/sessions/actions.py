@@ -45,12 +45,17 @@ class Actor(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """A conversation after a change, as of `mailbox_seq`; `effective` is false when nothing was different."""
+    """A conversation after a change, as of `mailbox_seq`; `order` as in `ports.Replaced`."""
 
     row: ListRow
     mailbox_seq: int
-    effective: bool
+    order: int
     has_read: bool  # whether read_seq moved
+
+    @property
+    def effective(self) -> bool:
+        """Whether anything is different."""
+        return self.order > 0
 
 
 Tell = Callable[[Actor, Changed], object]
@@ -194,14 +199,15 @@ class UserActions:
                 joined = head.member.intervals[-1][0] if head.member.intervals else 0
                 after = after._replace(first_seen_seq=joined + 1, first_seen_at=now)
             after = rules.stamped(before, after, now)
-            effective = after is not before
+            effective, order = after is not before, 0
             if effective:
                 change = StateChange(conversation_id, data, after.encode(), after.version, after.pinned_at)
-                if not (await self._states.replace(user, [change]))[0]:
+                done, order = await self._states.replace(user, [change])
+                if not done[0]:
                     continue
             (row,) = await lists.rows(user, [found._replace(state=after)])
-            changed = Changed(row, watermark, effective, after.read_seq > before.read_seq)
-            if effective:
+            changed = Changed(row, watermark, order, after.read_seq > before.read_seq)
+            if changed.effective:
                 self._tell(actor, changed)
             return changed
         raise StoreUnavailable(f"{conversation_id}: others keep changing it; repeat")

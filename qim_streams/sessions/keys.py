@@ -4,6 +4,8 @@
 ``{q:<tenant>:<lane>}:uc:<ord>``     hash    conversation -> UserConversationState (`sessions.state`); the
                                             field ``.`` says that what the archive had was put back
 ``{q:<tenant>:<lane>}:pin:<ord>``    zset    conversation -> when it was pinned, ms
+``{q:<tenant>:<lane>}:last:<ord>``   string  order of the user's last change: a time in ms, one more
+                                            than before where the clock stands or goes back
 ``{q:<tenant>:<lane>}:dirty``        zset    ``<ord>:<conversation>`` -> version of the state that the
                                             archive may lack
 ``{q}:lanes``                        zset    ``<tenant>:<lane>`` -> when its dirty list was last added to, ms
@@ -28,7 +30,7 @@ def base(tenant_id: str, lane_id: int) -> str:
 
 
 def of_user(tenant_id: str, ordinal: int, what: str) -> str:
-    """A user's key of the table: `what` is convs, uc, pin or sig."""
+    """A user's key of the table: `what` is convs, uc, pin, last or sig."""
     return f"{base(tenant_id, lane_of_ordinal(ordinal))}{what}:{ordinal}"
 
 

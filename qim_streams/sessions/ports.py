@@ -59,6 +59,16 @@ class StateChange(NamedTuple):
     pinned_at: int
 
 
+class Replaced(NamedTuple):
+    """Which changes were applied, and the order of the call among all that changed something of the user.
+
+    `order` is a time in milliseconds that grows with each such call; 0 when nothing was applied.
+    """
+
+    done: list[bool]
+    order: int
+
+
 class UserStateStore(Protocol):
     """States of users where they are read and written. StoreError: repeating the call is safe.
 
@@ -73,8 +83,8 @@ class UserStateStore(Protocol):
     ) -> tuple[bool, list[bytes | None]]:
         """(restored, the states of these conversations), in one atomic step."""
 
-    async def replace(self, user: SessionUser, changes: Sequence[StateChange]) -> list[bool]:
-        """Apply each change whose expected state is what the store has; which ones were."""
+    async def replace(self, user: SessionUser, changes: Sequence[StateChange]) -> Replaced:
+        """Apply each change whose expected state is what the store has."""
 
     async def restore(self, user: SessionUser, states: Sequence[StateChange]) -> None:
         """Put back what the archive has where this store has nothing, and say that it was."""

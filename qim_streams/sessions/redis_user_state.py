@@ -16,7 +16,14 @@ from qim_streams.placement import lane_of_ordinal
 from qim_streams.redis_tier import RedisClient, Script, exchange, translate, translated, type_args
 from qim_streams.script_pipe import ScriptPipe
 from qim_streams.sessions import keys
-from qim_streams.sessions.ports import Candidate, CandidatePage, DirtyState, SessionUser, StateChange
+from qim_streams.sessions.ports import (
+    Candidate,
+    CandidatePage,
+    DirtyState,
+    Replaced,
+    SessionUser,
+    StateChange,
+)
 from qim_streams.sessions.rules import ListPlace
 
 RESTORE_MAX = 500  # states in one call
@@ -56,15 +63,17 @@ class RedisUserStates:
             found: Any = await self._client.hmget(_key(user, "uc"), [keys.RESTORED_FIELD, *conversation_ids])
         return found[0] is not None, found[1:]
 
-    async def replace(self, user: SessionUser, changes: Sequence[StateChange]) -> list[bool]:
+    async def replace(self, user: SessionUser, changes: Sequence[StateChange]) -> Replaced:
         """See `UserStateStore.replace`."""
         lane = lane_of_ordinal(user.ordinal)
         await self._note(user.tenant_id, lane)
-        args: list[type_args] = [user.ordinal]
+        args: list[type_args] = [user.ordinal, self._now_ms()]
         for name, expected, state, version, pinned_at in changes:
             args += (name, 0 if expected is None else 1, expected or "", state, version, pinned_at)
-        names = (_key(user, "uc"), _key(user, "pin"), keys.base(user.tenant_id, lane) + "dirty")
-        return [bool(one) for one in await self._call(self._replace, names, args)]
+        dirty = keys.base(user.tenant_id, lane) + "dirty"
+        names = (_key(user, "uc"), _key(user, "pin"), dirty, _key(user, "last"))
+        order, *done = await self._call(self._replace, names, args)
+        return Replaced([bool(one) for one in done], int(order))
 
     async def restore(self, user: SessionUser, states: Sequence[StateChange]) -> None:
         """See `UserStateStore.restore`. The mark comes with the last part."""

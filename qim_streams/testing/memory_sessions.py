@@ -18,6 +18,7 @@ from qim_streams.sessions.ports import (
     DirtyState,
     HeadQuery,
     HeadView,
+    Replaced,
     SessionUser,
     StateChange,
 )
@@ -38,11 +39,12 @@ class MemoryUserStates:
         self.dirty: dict[tuple[str, int], dict[str, int]] = {}
         self.noted: dict[tuple[str, int], int] = {}
         self.restored: set[_User] = set()
+        self.orders: dict[_User, int] = {}
         self.unavailable = False
 
     def lose(self) -> None:
         """Everything is gone: an empty store."""
-        for part in (self.stored, self.pins, self.dirty, self.noted, self.restored):
+        for part in (self.stored, self.pins, self.dirty, self.noted, self.restored, self.orders):
             part.clear()
 
     def _of(self, user: SessionUser) -> _User:
@@ -78,9 +80,14 @@ class MemoryUserStates:
         stored = self.stored.get(key, {})
         return key in self.restored, [stored.get(name) for name in conversation_ids]
 
-    async def replace(self, user: SessionUser, changes: Sequence[StateChange]) -> list[bool]:
+    async def replace(self, user: SessionUser, changes: Sequence[StateChange]) -> Replaced:
         """See the port."""
-        return [self._replace(self._of(user), one) for one in changes]
+        key = self._of(user)
+        done = [self._replace(key, one) for one in changes]
+        if not any(done):
+            return Replaced(done, 0)
+        self.orders[key] = max(self._now_ms(), self.orders.get(key, 0) + 1)
+        return Replaced(done, self.orders[key])
 
     def _replace(self, key: _User, one: StateChange) -> bool:
         stored = self.stored.setdefault(key, {})

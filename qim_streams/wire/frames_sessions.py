@@ -168,7 +168,7 @@ class SessionDelta(NamedTuple):
     """
 
     projection_mailbox_seq: Annotated[int, _SEQ, "the rows are at least as new as this entry"]
-    version: Annotated[int, _COUNT, "highest version of the rows"]
+    version: Annotated[int, _COUNT, "grows with every change of the user, whichever conversation"]
     rows: Annotated[list[SessionRow], _ROWS, "the conversations as they are now"]
 
 

@@ -83,12 +83,13 @@ def change(
 async def test_states_are_replaced_by_compare_and_set(stores: Stores) -> None:
     """A writer that read something else is refused, alone; nothing of another user is touched."""
     states = stores.states
-    assert await states.replace(ANN, [change("a", b"\x00one"), change("b", b"two")]) == [True, True]
-    assert await states.replace(ANN, [change("a", b"x"), change("b", b"three", b"two", 2)]) == [False, True]
-    assert await states.replace(ANN, [change("a", b"y", b"other"), change("c", b"z", b"none")]) == [
-        False,
-        False,
-    ]
+    assert await states.replace(ANN, [change("a", b"\x00one"), change("b", b"two")]) == ([True, True], 1_000)
+    assert await states.replace(ANN, [change("a", b"x"), change("b", b"three", b"two", 2)]) == (
+        [False, True],
+        1_001,
+    ), "each call that changes something has an order of its own, also while the clock stands"
+    refused = await states.replace(ANN, [change("a", b"y", b"other"), change("c", b"z", b"none")])
+    assert refused == ([False, False], 0)
     assert await states.load(ANN, ["a", "b", "c"]) == (False, [b"\x00one", b"three", None])
     assert await states.load(BEN, ["a"]) == (False, [None])
     assert await states.read_seqs([(ANN, "b"), (BEN, "b"), (ANN, "a")]) == [b"three", None, b"\x00one"]
@@ -264,7 +265,7 @@ async def test_what_redis_lost_comes_back_from_the_archive(hot_client: RedisClie
         assert (state.first_seen_seq, state.version) == (1, 1_000)
         after = state._replace(read_seq=7, pinned_at=9, version=1_001)
         made = StateChange("team", before, after.encode(), after.version, after.pinned_at)
-        assert await states.replace(user, [made]) == [True]
+        assert (await states.replace(user, [made])).done == [True]
         assert await keeper.work() == 1
         assert await projection.pending([slot_of(TENANT, ordinal)], 10) == []
         await hot_client.flushall()

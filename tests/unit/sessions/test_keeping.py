@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from qim_streams.errors import AdmissionRefused, StoreUnavailable
-from qim_streams.sessions.ports import SessionUser, StateChange
+from qim_streams.sessions.ports import Replaced, SessionUser, StateChange
 from qim_streams.sessions.state import UserConversationState, decode_state
 from qim_streams.testing.memory_sessions import MemoryUserStates
 from tests.support.history_world import TENANT
@@ -86,7 +86,7 @@ class Slow(MemoryUserStates):
 
     conflicts = 0
 
-    async def replace(self, user: SessionUser, changes: list[StateChange]) -> list[bool]:  # type: ignore[override]
+    async def replace(self, user: SessionUser, changes: list[StateChange]) -> Replaced:  # type: ignore[override]
         """See the port."""
         if self.conflicts:
             self.conflicts -= 1
