@@ -40,6 +40,7 @@ from qim_streams.settings import Settings, load_settings
 from qim_streams.streaming import topics
 from qim_streams.wire.events import common_body
 from qim_streams.wire.frames import Error, Goodbye, Ping, Pong, SendMessage
+from tests.support.alone import prove_everything
 from tests.support.gateway_world import CURSOR_SECRET, JWT_SECRET, WireClient
 from tests.support.waiting import eventually
 
@@ -77,6 +78,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     with EmbeddedKafka(tmp_path_factory.mktemp("kafka"), quick=True) as kafka:
         made = Servers(kafka.bootstrap, redis.url, tmp_path_factory.mktemp("state"))
         topics.apply(topics.admin_client(made.brokers), topics.load().resolve_for(made.settings()))
+        prove_everything(made.settings())
         yield made
     redis.stop()
 
