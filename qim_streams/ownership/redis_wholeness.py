@@ -22,7 +22,7 @@ class RedisWholeness:
     `partitions`: how many Outbox partitions there are, for `require_whole`.
     """
 
-    def __init__(self, client: RedisClient, partitions: int) -> None:
+    def __init__(self, client: RedisClient, partitions: int = 0) -> None:
         self._client, self._partitions = client, partitions
 
     async def doubtful(self, partitions: Collection[int]) -> set[int]:

@@ -13,6 +13,7 @@ from qim_streams.history.redis_history import RedisHistoryStore
 from qim_streams.mailbox.redis_store import RedisMailboxStore
 from qim_streams.membership.ports import OrdinalDirectory
 from qim_streams.membership.redis_store import RedisMembershipStore
+from qim_streams.ownership.redis_wholeness import RedisWholeness
 from qim_streams.placement import mailbox_shard
 from qim_streams.redis_tier import RedisClient
 from qim_streams.runtime import now_ms
@@ -29,6 +30,7 @@ from qim_streams.sessions.redis_user_state import RedisUserStates
 from qim_streams.sessions.restoring import RestoredStates, UserDeletions
 from qim_streams.sessions.session_rebuild import SessionRebuild
 from qim_streams.sessions.tails import Tails
+from qim_streams.sessions.whole_heads import WholeHeads
 
 PartitionOf = Callable[[str, str], int]
 
@@ -58,7 +60,7 @@ def compose_lists(
         known=RedisKnownActivity(redis, partition_of),
         shard_of=lambda tenant, user: mailbox_shard(tenant, user, shards),
     )
-    heads = RedisConversationHeads(redis, partition_of)
+    heads = WholeHeads(RedisConversationHeads(redis, partition_of), RedisWholeness(redis), partition_of)
     lists = SessionLists(
         states,
         archive,
