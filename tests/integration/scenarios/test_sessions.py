@@ -1,10 +1,14 @@
 """Session lists through the whole pipeline, with qsession and archiver: F1 F7 F8 F10 F11 F13 F14."""
 
+import random
+import secrets
+
 import pytest
 
 from qim_streams.client import Mentions, QimClient
 from qim_streams.errors import AdmissionRefused
 from qim_streams.ids import direct_conversation_id
+from qim_streams.testing.unread_oracle import Facts, Marks, Said, expected_unread
 from qim_streams.wire.frames_sessions import SessionRow
 from tests.integration.scenarios.conftest import Cast
 from tests.support.waiting import eventually
@@ -149,3 +153,90 @@ async def test_f8_many(cast: Cast) -> None:
     reader = await ben.online()
     chat = direct_conversation_id(cast.stack.address().require_tenant(), ann.user_id, ben.user_id)
     await unread_is(reader, chat, 200, exact=False)
+
+
+class Formula:
+    """What three people did, kept as facts for the oracle, one step after the other."""
+
+    def __init__(self, rng: random.Random, people: dict[str, list[QimClient]], chats: list[str]) -> None:
+        self.rng, self.people = rng, people
+        self.facts = {chat: Facts(marks={user: Marks(join_seq=1) for user in people}) for chat in chats}
+
+    async def step(self) -> None:
+        """One random act of a random device."""
+        rng = self.rng
+        user, chat = rng.choice(list(self.people)), rng.choice(list(self.facts))
+        client, facts = rng.choice(self.people[user]), self.facts[chat]
+        marks, kind = facts.marks[user], rng.random()
+        if kind < 0.6 or not facts.said:
+            receipt = await client.send(b"hi", conversation_id=chat)
+            facts.said.append(Said(receipt.conversation_seq, user))
+        elif kind < 0.7:
+            mine = [one for one in facts.said if one.sender == user and not (one.operation or one.recalled)]
+            if mine:
+                target = rng.choice(mine)
+                receipt = await client.recall(chat, target.seq)
+                target.recalled = True
+                facts.said.append(Said(receipt.conversation_seq, user, operation=True))
+        elif kind < 0.9:
+            seq = rng.randrange(0, facts.head + 3)
+            await client.sessions.mark_read(chat, seq)
+            marks.read_seq = max(marks.read_seq, min(seq, facts.head))
+        elif kind < 0.95:
+            marks.muted = not marks.muted
+            await client.sessions.set_mute(chat, marks.muted)
+        else:
+            seq = rng.randrange(1, facts.head + 1)
+            await client.sessions.delete_messages(chat, [seq])
+            marks.deleted.add(seq)
+
+    def books_agree(self) -> bool:
+        """Whether every device knows the marks of the other one by deltas alone."""
+        return all(
+            (row.read_seq, row.muted) == (facts.marks[user].read_seq, facts.marks[user].muted)
+            for user, clients in self.people.items()
+            for client in clients
+            for chat, facts in self.facts.items()
+            for row in [client.sessions.book.rows[chat]]
+        )
+
+    async def differences(self) -> list[str]:
+        """Where lists and the formula differ, on every device."""
+        found = []
+        for user, clients in self.people.items():
+            for client in clients:
+                rows = {row.conversation_id: row for row in await client.sessions.load()}
+                for chat, facts in self.facts.items():
+                    row, marks = rows[chat], facts.marks[user]
+                    seen = (row.unread, row.unread_exact, row.read_seq, row.muted)
+                    wanted = (*expected_unread(facts, user), marks.read_seq, marks.muted)
+                    if seen != wanted:
+                        found.append(f"{user} in {chat}: {seen}, the formula says {wanted}")
+        return found
+
+
+async def test_f5_random_sessions_against_the_formula(cast: Cast) -> None:
+    """F5: sends, reads, recalls, mutes, deletes of three people on two devices each; then nothing differs."""
+    seed = secrets.randbelow(2**32)
+    print(f"seed {seed}")
+    names = [cast.person(name) for name in ("ann", "ben", "cid")]
+    people = {one.user_id: [await one.online(device) for device in ("phone", "laptop")] for one in names}
+    owner = people[names[0].user_id][0]
+    chats = [
+        (await owner.groups.create([one.user_id for one in names[1:]])).conversation_id for _ in range(3)
+    ]
+    for client in (client for clients in people.values() for client in clients):
+        await client.sessions.load()
+    formula = Formula(random.Random(seed), people, chats)
+    for _ in range(250):
+        await formula.step()
+
+    await eventually(formula.books_agree, 20, "the books of all devices, by deltas")
+
+    async def agreed() -> bool:
+        return not await formula.differences()
+
+    try:
+        await eventually(agreed, 20, "lists as the formula says")
+    except AssertionError:
+        raise AssertionError(await formula.differences()) from None
