@@ -175,6 +175,12 @@ class Settings(BaseSettings):
     mailbox_retention_s: int = _setting(
         30 * 86_400, "streams", "age at which entries leave a mailbox; 0 = never", ge=0
     )
+    session_projection: str = _setting(
+        "qsession",
+        "streams",
+        "who keeps the rows of session lists: qsession, or mailbox (the mailbox workers beside their work)",
+        pattern="^(qsession|mailbox)$",
+    )
     session_rows_per_dispatch_max: int = _setting(
         64,
         "streams",

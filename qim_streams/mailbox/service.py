@@ -42,6 +42,7 @@ from qim_streams.mailbox.pages import DoneDispatch
 from qim_streams.mailbox.ports import MailboxStore
 from qim_streams.mailbox.progress import DispatchProgress
 from qim_streams.mailbox.shards import Shard, ShardLeases
+from qim_streams.mailbox.tail import NoTail, Tail
 from qim_streams.mailbox.writer import EntryWriter
 from qim_streams.push.ports import Pusher
 
@@ -80,8 +81,10 @@ class MailboxMaterialiser:
         log_begin: LogEnd,
         now_ms: Callable[[], int],
         entries_max: int,
+        tail: Tail | None = None,
     ) -> None:
         self._topic, self._store, self._leases = topic, store, leases
+        self._tail = tail or NoTail()
         self._progress, self._floors, self._members = progress, floors, members
         self._poison, self._pusher = poison, pusher
         self._log_end, self._log_begin, self._now_ms = log_end, log_begin, now_ms
@@ -118,7 +121,9 @@ class MailboxMaterialiser:
         await self._pusher.attach(served)
         self._leases.served[shard] = served
         log.info("shard %d: epoch %d, W %d, done %d", shard, epoch, stored, done)
-        return min(done, stored) + 1
+        start = min(done, stored) + 1
+        self._tail.begin(shard, start)
+        return start
 
     async def _tell_readers(self, shard: int, epoch: int, stored: int, floor: int) -> None:
         """What the store owes them, and what nobody can give them any more."""
@@ -134,6 +139,7 @@ class MailboxMaterialiser:
             self._progress.forget(shard)
         await self._pusher.detach(shards)
         self._leases.release(shards)
+        await self._tail.release(shards)
 
     async def close(self) -> None:
         """Give everything up."""
@@ -153,6 +159,7 @@ class MailboxMaterialiser:
         failpoints.hit("mailbox.pushed")
         for one in found:
             self._note(one)
+            self._tail.feed(one.shard.shard, one.records)
 
     async def _intake(self, batches: Sequence[LogBatch]) -> list[_Work]:
         """What each record is, and whom it is for."""

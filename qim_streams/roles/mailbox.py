@@ -31,9 +31,11 @@ from qim_streams.redis_tier import RedisClient, connect
 from qim_streams.roles.hot_tier import kept_intervals
 from qim_streams.roles.log import StreamAppender
 from qim_streams.roles.poison import PoisonLetters
+from qim_streams.roles.session_tail import compose_tail
 from qim_streams.roles.tracing import partition_of
 from qim_streams.runtime import now_ms, run_in_batches, settle_garbage_collection
 from qim_streams.script_pipe import ScriptPipe
+from qim_streams.sessions.tail_compactor import TailCompactor
 from qim_streams.settings import Settings, load_settings
 from qim_streams.streaming import topics
 from qim_streams.streaming.app import StreamApp, build_app
@@ -75,6 +77,7 @@ class _MailboxRole:
         self._pusher: PushStage | None = None
         self._trimmer: MailboxTrimmer | None = None
         self._service: MailboxMaterialiser | None = None
+        self._tail: TailCompactor | None = None
 
     async def open(self) -> None:
         """Take the boot number and connect; ConfigError when the name is in use."""
@@ -110,6 +113,13 @@ class _MailboxRole:
             follower=PresenceFollower(settings.brokers, PRESENCE_TOPIC, f"{self._name}-presence"),
             die=die,
         )
+        members = MemberBitmaps(
+            RedisMembershipReader(self._redis, place),
+            settings.bitmap_cache_max,
+            kept_intervals(settings, self._redis),
+        )
+        if settings.session_projection == "mailbox":
+            self._tail = compose_tail(settings, self._redis, members)
         letters = topics.load().resolve_for(settings)[DEAD_LETTER_TOPIC].partitions
         self._service = MailboxMaterialiser(
             DISPATCH_TOPIC,
@@ -117,17 +127,14 @@ class _MailboxRole:
             leases=shards,
             progress=DispatchProgress(self._progress, settings.dispatch_progress_retention_s * 1000),
             floors=WatermarkFloors(self._watermarks),
-            members=MemberBitmaps(
-                RedisMembershipReader(self._redis, place),
-                settings.bitmap_cache_max,
-                kept_intervals(settings, self._redis),
-            ),
+            members=members,
             poison=PoisonLetters(DeadLetterSink(self._app.log_producer, ROLE, letters, now_ms)),
             pusher=self._pusher,
             log_end=self._log_end,
             log_begin=self._log_begin,
             now_ms=now_ms,
             entries_max=settings.mailbox_writebatch_max_entries,
+            tail=self._tail,
         )
         self._trimmer.start()
 
@@ -137,6 +144,8 @@ class _MailboxRole:
             await self._trimmer.close()
         if self._service is not None:
             await self._service.close()
+        if self._tail is not None:
+            await self._tail.close()
         if self._pusher is not None:
             await self._pusher.close()
         if self._archive is not None:

@@ -15,12 +15,13 @@ from typing import Final, NamedTuple
 
 from faust.types import TP
 
-from qim_streams.errors import InvariantViolation, StoreError, StoreUnavailable
+from qim_streams.errors import ConfigError, InvariantViolation, StoreError, StoreUnavailable
 from qim_streams.mailbox import watermark as rule
 from qim_streams.mailbox.members import MemberBitmaps
 from qim_streams.mailbox.redis_store import RedisMailboxStore
 from qim_streams.membership.redis_reader import RedisMembershipReader
 from qim_streams.redis_tier import RedisClient, connect, translated
+from qim_streams.roles.hot_tier import kept_intervals
 from qim_streams.roles.tracing import partition_of
 from qim_streams.runtime import now_ms, run_in_batches, settle_garbage_collection
 from qim_streams.sessions.projection import SessionProjection
@@ -66,6 +67,11 @@ class _QsessionRole:
 
     async def open(self) -> None:
         """Connect; StoreUnavailable when the hot tier does not answer."""
+        if self._settings.session_projection != ROLE:
+            raise ConfigError(
+                "session_projection: the mailbox workers keep session lists; set "
+                "QIM_SESSION_PROJECTION=qsession for all workers, or do not start this role"
+            )
         os.nice(NICENESS)
         settle_garbage_collection()
         run_in_batches()
@@ -79,7 +85,7 @@ class _QsessionRole:
         self._service = SessionProjection(
             store=self._store,
             reader=reader,
-            members=MemberBitmaps(reader, settings.bitmap_cache_max),
+            members=MemberBitmaps(reader, settings.bitmap_cache_max, kept_intervals(settings, self._redis)),
             watermark=self._watermark,
             log_range=self._log_range,
             now_ms=now_ms,

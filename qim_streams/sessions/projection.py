@@ -21,7 +21,7 @@ Spec: §9.
 import asyncio
 import logging
 import struct
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -88,23 +88,46 @@ class SessionProjection:
         (stands,) = await self._store.checkpoints([shard])
         if stands is None or not begin <= stands.offset + 1 <= end:
             stands = await self._new_epoch(shard, stands, begin, end)
+        self._serve(shard, stands)
+        return stands.offset + 1
+
+    async def adopt(self, shard: int, start: int) -> None:
+        """Project a shard of which somebody else reads the log from `start` on; mailboxes have what is below.
+
+        A checkpoint that reaches up to there goes on. Otherwise what lies between will not come: a new epoch.
+        """
+        (stands,) = await self._store.checkpoints([shard])
+        if stands is None and start == 0:
+            stands = await self._begin(shard, None, Checkpoint(FIRST_EPOCH, NOTHING, NOTHING), "first")
+        elif stands is None or stands.offset < start - 1:
+            reason = "lost" if stands is None else "outside_log"
+            new = Checkpoint(self._epoch_after(stands), start - 1, start - 1)
+            stands = await self._begin(shard, stands, new, reason)
+        self._serve(shard, stands)
+
+    def _serve(self, shard: int, stands: Checkpoint) -> None:
         self.served[shard] = ShardProgress(stands.epoch, stands.offset, stands.offset)
         log.info("shard %d: projection epoch %d, checkpoint %d", shard, stands.epoch, stands.offset)
-        return stands.offset + 1
 
     async def _new_epoch(self, shard: int, before: Checkpoint | None, begin: int, end: int) -> Checkpoint:
         covered = await self._watermark(shard)
         if before is None and covered == NOTHING and begin == 0:
-            new, reason = Checkpoint(FIRST_EPOCH, NOTHING, end - 1), "first"
-        else:
-            # Its number must be new even if nobody remembers the last one.
-            epoch = max(self._now_ms(), before.epoch + 1 if before is not None else 0)
-            new = Checkpoint(epoch, min(max(begin, covered + 1), end) - 1, end - 1)
-            reason = "lost" if before is None else "outside_log"
+            return await self._begin(shard, None, Checkpoint(FIRST_EPOCH, NOTHING, end - 1), "first")
+        offset = min(max(begin, covered + 1), end) - 1
+        reason = "lost" if before is None else "outside_log"
+        return await self._begin(
+            shard, before, Checkpoint(self._epoch_after(before), offset, end - 1), reason
+        )
+
+    def _epoch_after(self, before: Checkpoint | None) -> int:
+        """A number that is new even if nobody remembers the last one."""
+        return max(self._now_ms(), before.epoch + 1 if before is not None else 0)
+
+    async def _begin(self, shard: int, before: Checkpoint | None, new: Checkpoint, reason: str) -> Checkpoint:
+        if new.epoch != FIRST_EPOCH:
             log.warning(
-                "shard %d: the projection is %s (log %d to %d, checkpoint %s): epoch %d from offset %d; "
-                "users are rebuilt when they are asked for",
-                shard, reason, begin, end - 1, before, epoch, new.offset + 1,
+                "shard %d: the projection is %s (checkpoint %s): epoch %d from offset %d; users are rebuilt "
+                "when they are asked for", shard, reason, before, new.epoch, new.offset + 1,
             )  # fmt: skip
         stands = await self._store.begin(shard, before, new)
         if stands != new:
@@ -131,12 +154,17 @@ class SessionProjection:
         folder = Folder(self._wide_above)
         for batch, records in zip(batches, addressed, strict=True):
             folder.add(batch.partition, records)
-        folded = folder.folded()
+        await self.write(folder.folded(), {batch.partition: batch.records[-1].offset for batch in batches})
+        self._observe(addressed)
+
+    async def write(self, folded: Folded, through: Mapping[int, int]) -> None:
+        """Make folded rows durable, with which each shard is handled up to an offset: {shard: offset}."""
         await self._write(folded)
         failpoints.hit("qsession.rows_written")
-        for batch in batches:
-            self.served[batch.partition].handled = batch.records[-1].offset
-        self._observe(addressed)
+        for shard, offset in through.items():
+            progress = self.served.get(shard)
+            if progress is not None:
+                progress.handled = max(progress.handled, offset)
 
     async def _write(self, folded: Folded) -> None:
         epochs = {shard: progress.epoch for shard, progress in self.served.items()}

@@ -27,6 +27,7 @@ from qim_streams.testing.oracle import expected_mailboxes
 from qim_streams.wire.frames import Event
 from tests.support.evidence import Evidence, acts_of, problems
 from tests.support.logs import DISPATCH, OUTBOX, HotTier, Logged, ends, read_outbox
+from tests.support.session_lists import list_problems
 from tests.support.stack import StackProcess
 from tests.support.traffic import TROUBLE, Plan, Traffic
 from tests.support.waiting import eventually
@@ -110,6 +111,8 @@ async def verdict_on(
         evidence.mailboxes = await _mailboxes(traffic, evidence)
         clock.lap("drain, s")
         late = await _undrained(tier, brokers)
+    late += await list_problems(stack.client["redis_url"], tenant, evidence.mailboxes)
+    clock.lap("session lists, s")
     await traffic.checkpoint()
     for device in traffic.devices:
         await device.close()

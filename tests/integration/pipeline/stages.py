@@ -261,7 +261,7 @@ class Stages:
         for field_name in (
             "outbox_partitions", "mailbox_shards", "connection_shards", "lease_ttl_ms", "lease_renew_ms",
             "stream_session_timeout_ms", "mailbox_writebatch_max_entries", "mailbox_retention_s",
-            "session_rows_per_dispatch_max",
+            "session_rows_per_dispatch_max", "session_projection",
         ):  # fmt: skip
             env[f"QIM_{field_name.upper()}"] = str(getattr(settings, field_name))
         argv = [sys.executable, "-m", "faust", "-A", AGENTS[role], "worker", "-l", "info"]

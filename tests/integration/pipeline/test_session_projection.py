@@ -233,3 +233,37 @@ def test_two_workers_share_and_take_over(stages: Stages) -> None:
     feed(stages, chats, Random(2), 100)
     wait_projected(stages)
     judge(stages)
+
+
+def test_the_mailbox_tail_keeps_the_same_lists(stages: Stages) -> None:
+    """Both keepers on the same traffic, compared user by user; the mailbox worker is killed in between.
+
+    The compactor's lists are read as users would read them, then everything is deleted and qsession projects
+    the same log from its beginning.
+    """
+    stages.settings = stages.settings.model_copy(update={"session_projection": "mailbox"})
+    stages.start("fanout")
+    stages.start("mailbox", failpoints="mailbox.pushed:25:kill,qsession.rows_written:3:kill")
+    chats = talk(stages, 11, 150)
+    for number in range(4):
+        feed(stages, chats, Random(number), 50)
+        wait_mailboxed(stages, {"mailbox": "qsession.rows_written:3:kill"})
+    eventually_sync(lambda: caught_up(stages), WITHIN_S, "the compactor to flush")
+    assert {name for name, _ in stages.exits} == {"mailbox-0"}
+    assert rebuild_everybody(stages) == {True}
+    judge(stages)
+    by_tail, wide_by_tail = held(stages), {name for _, name in wide_of(stages)}
+
+    stages.settings = stages.settings.model_copy(update={"session_projection": "qsession"})
+    lose_projection(stages)
+    for shard in range(stages.settings.mailbox_shards):
+        row = {"epoch": 0, "offset": -1, "target": -1}
+        stages.redis.hset(f"{{qp:{shard}}}:at", mapping=row)  # type: ignore[arg-type]
+    stages.workers.pop("mailbox-0").stop(15)
+    stages.start("qsession")
+    wait_projected(stages)
+    judge(stages)
+    by_qsession = held(stages)
+    assert by_tail.keys() == by_qsession.keys()
+    narrow = [key for key in by_tail if key[1] not in wide_by_tail]
+    assert {key: by_tail[key] for key in narrow} == {key: by_qsession[key] for key in narrow}

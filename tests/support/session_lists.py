@@ -1,0 +1,78 @@
+"""Are the session lists of a stack what the mailboxes say? Read from the store, as the projection left them.
+
+For every user: the same conversations, each with the time of its newest message; a wide conversation's row
+may be older, since its head has the time, but it is there. F5's projection: monotonic and complete.
+
+Spec: §9.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+import redis
+
+from qim_streams.placement import lane, ordinal_of
+from qim_streams.records import KIND_MESSAGE
+from qim_streams.sessions.projection_records import activity_of
+from qim_streams.sessions.redis_projection import user_key
+from qim_streams.wire.frames import Event
+from tests.support.waiting import eventually
+
+PROJECTED_S = 60.0
+
+
+async def list_problems(
+    redis_url: str, tenant_id: str, mailboxes: Mapping[str, Sequence[Event]]
+) -> list[str]:
+    """What is wrong once nothing changes for the better any more; empty when the lists are right."""
+    client = redis.Redis.from_url(redis_url, socket_timeout=5.0, socket_connect_timeout=5.0)
+
+    def find() -> list[str]:
+        return [
+            problem
+            for user, events in mailboxes.items()
+            for problem in _of_user(client, tenant_id, user, expected_list(events))
+        ]
+
+    async def right() -> bool:
+        try:
+            return not await asyncio.to_thread(find)
+        except redis.RedisError:
+            return False  # it may be starting
+
+    try:
+        await eventually(right, PROJECTED_S, "the session lists to be right")
+    except AssertionError:
+        return await asyncio.to_thread(find)
+    finally:
+        client.close()
+    return []
+
+
+def expected_list(events: Sequence[Event]) -> dict[str, int]:
+    """conversation -> time of its newest message, from a whole mailbox."""
+    found: dict[str, int] = {}
+    for event in events:
+        message = event.message
+        if message.kind == KIND_MESSAGE:
+            activity = activity_of(message.message_id)
+            found[message.conversation_id] = max(activity, found.get(message.conversation_id, 0))
+    return found
+
+
+def _of_user(client: redis.Redis, tenant_id: str, user: str, wanted: Mapping[str, int]) -> list[str]:
+    number = lane(tenant_id, user)
+    count = client.hget(f"{{o:{tenant_id}:{number}}}:ids", user)
+    if count is None:
+        return [f"F5: {user} has no ordinal, and messages"] if wanted else []
+    ordinal = ordinal_of(int(count), number)  # type: ignore[arg-type]  # bytes
+    held = client.zrange(user_key(tenant_id, ordinal, "convs"), 0, -1, withscores=True)
+    wide = client.smembers(user_key(tenant_id, ordinal, "wide"))
+    rows = {name.decode(): int(score) for name, score in held}  # type: ignore[union-attr]
+    behind = {name.decode() for name in wide}  # type: ignore[union-attr]
+    return [
+        f"F5: {user} has {name} at {rows.get(name)} in the list, and at {wanted.get(name)} in the mailbox"
+        for name in sorted(rows.keys() | wanted.keys())
+        if rows.get(name) != wanted.get(name)
+        and not (name in behind and 0 < rows.get(name, 0) <= wanted.get(name, 0))
+    ]
