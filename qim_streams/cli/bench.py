@@ -56,6 +56,9 @@ ACK_P99_MS, E2E_P99_MS = 150.0, 300.0
 @click.option("--plot", "plot_file", type=click.Path(path_type=Path), help="draw latency over time (PNG)")
 @click.option("--state-dir", type=click.Path(path_type=Path), default=Path(".qim/bench"), show_default=True)
 @click.option("--workers", multiple=True, metavar="ROLE=COUNT", help="of a stack that is started; repeatable")
+@click.option(
+    "--without", multiple=True, metavar="ROLE", help="leave qsession out of a stack that is started"
+)
 @click.option("--quick", is_flag=True, help="start a broker that is up sooner and slower: for trying out")
 @click.option("--quiet", is_flag=True, help="no line per second")
 def bench(**given: Any) -> None:
@@ -161,7 +164,8 @@ def _on_own(options: "BenchOptions", trace: "Trace | None", given: dict[str, Any
         return codes[0]
 
     click.echo(f"no stack runs in {state_dir}: starting one")
-    stack = plan.StackOptions(state_dir, workers=parse_workers(given["workers"]))
+    without = frozenset(given["without"])
+    stack = plan.StackOptions(state_dir, workers=parse_workers(given["workers"]), without=without)
     ended = run_stack(RunOptions(stack, ServerOptions(quick=given["quick"])), work)
     if not codes:
         raise ConfigError(f"the stack did not start (exit code {ended}); see {state_dir / 'log'}")

@@ -101,8 +101,6 @@ def up(
         quick=quick,
         cassandra=settings.archive == "cassandra" and "QIM_CASSANDRA_HOSTS" not in os.environ,
     )
-    if settings.session_projection == "mailbox":
-        without = (*without, "qsession")
     options = RunOptions(
         plan.StackOptions(
             state_dir, settings.node_id, parse_workers(workers), web, settings.archive, frozenset(without)

@@ -78,7 +78,7 @@ class RunOptions:
 def run_stack(options: RunOptions, then: Then | None = None, *, stay: bool = False) -> int:
     """Run until a signal, a role's final failure, or (unless `stay`) the end of `then`; the exit code."""
     state_dir = options.plan.state_dir.resolve()
-    options = replace(options, plan=replace(options.plan, state_dir=state_dir))
+    options = replace(options, plan=replace(_without_unwanted(options.plan), state_dir=state_dir))
     servers = options.servers
     stack = EmbeddedStack(
         state_dir,
@@ -95,6 +95,14 @@ def run_stack(options: RunOptions, then: Then | None = None, *, stay: bool = Fal
     finally:
         (state_dir / CLIENT_FILE).unlink(missing_ok=True)
         stack.close()
+
+
+def _without_unwanted(options: plan.StackOptions) -> plan.StackOptions:
+    """The plan without a qsession that would find its work done by the mailbox workers."""
+    if load_settings().session_projection == "qsession":
+        return options
+    workers = {role: count for role, count in options.workers.items() if role != "qsession"}
+    return replace(options, workers=workers, without=options.without | {"qsession"})
 
 
 async def _run(stack: EmbeddedStack, options: RunOptions, then: Then | None, stay: bool) -> int:
