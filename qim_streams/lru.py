@@ -37,6 +37,10 @@ class LruMap(Generic[K, V]):
         self._items.move_to_end(key)
         return item[0]
 
+    def items(self) -> list[tuple[K, V]]:
+        """All keys and values as of now, the one used longest ago first."""
+        return [(key, value) for key, (value, _) in self._items.items()]
+
     def clear(self) -> None:
         """Forget everything."""
         self._items.clear()

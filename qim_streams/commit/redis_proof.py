@@ -1,19 +1,45 @@
 """`Proof` on Redis: ``{ob:p}:whole``, the run of the server for which the partition is whole.
 
+Invariants: before a partition is marked for a new run of the server, what this process knows of ordinals is
+back in the store: numbers that were given just before a restart may be in use and be forgotten there.
+
 Spec: §14.4.
 """
 
+from typing import Protocol
+
 from qim_streams.commit import keys
 from qim_streams.commit.calls import PartitionCalls
+from qim_streams.errors import Outcome, StoreUnavailable
+
+
+class ServerRun(Protocol):
+    """Which run of the server this is."""
+
+    async def run(self) -> str:
+        """Its id. StoreUnavailable when it does not answer."""
+
+
+class KnownOrdinals(Protocol):
+    """What this process remembers of the ordinal directory."""
+
+    async def reassert(self) -> None:
+        """Write it back where it is missing."""
 
 
 class RedisProof:
-    """`Proof` on Redis: ``{ob:p}:whole``."""
+    """`Proof` on Redis, for all partitions of a process."""
 
-    def __init__(self, calls: PartitionCalls) -> None:
-        self._calls = calls
+    def __init__(self, calls: PartitionCalls, server: ServerRun, ordinals: KnownOrdinals) -> None:
+        self._calls, self._server, self._ordinals = calls, server, ordinals
         self._script = keys.fenced_script("qim_streams.commit", "whole.lua")
+        self._run = ""  # the run for which everything known is in the store
 
     async def prove(self, partition: int, epoch: int) -> None:
         """See the port."""
-        await self._calls.numbered(self._script, partition, epoch, "whole", ())
+        run = await self._server.run()
+        if run != self._run:
+            await self._ordinals.reassert()
+            self._run = run
+        if not await self._calls.numbered(self._script, partition, epoch, "whole", (run,)):
+            raise StoreUnavailable(f"ob:{partition}: the server was started anew", Outcome.NOT_APPLIED)

@@ -14,6 +14,7 @@ Spec: §2, §14.4, §14.5.
 """
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +27,8 @@ from qim_streams.ownership.redis_wholeness import RedisWholeness
 from qim_streams.placement import LANE_BITS, lane, lane_of_ordinal, ordinal_of
 from qim_streams.redis_tier import RedisClient, Script, translate, translated, type_args
 from qim_streams.script_pipe import ScriptPipe
+
+log = logging.getLogger(__name__)
 
 CACHE_MAX = 200_000
 COUNTS_LEFT_OUT = 4_096  # of 2^26 in a lane: 64 lanes of them are 262,144 users of a tenant
@@ -104,6 +107,16 @@ class RedisOrdinalDirectory:
                 part = args[start : start + limits.LUA_ARGUMENTS_MAX]
                 missing += int(await self._call(self._restore, _keys(tenant_id, number)[:3], part))
         return missing
+
+    async def reassert(self) -> None:
+        """Write what this process remembers back where it is missing: it was given out, and may be in use."""
+        by_tenant: dict[str, list[tuple[str, int]]] = {}
+        for (tenant, user), ordinal in self._known.items() if self._known is not None else ():
+            by_tenant.setdefault(tenant, []).append((user, ordinal))
+        for tenant, seats in by_tenant.items():
+            missing = await self.restore(tenant, seats)
+            if missing:
+                log.error("the hot tier had lost %d ordinals of %s; restored from memory", missing, tenant)
 
     def forget(self) -> None:
         """See the port."""

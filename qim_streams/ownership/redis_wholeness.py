@@ -29,6 +29,12 @@ class RedisWholeness:
         """See the port."""
         return (await self._ask(partitions))[0]
 
+    async def run(self) -> str:
+        """The run of the server. StoreUnavailable when it does not answer."""
+        async with translated("hot tier"):
+            server = await self._client.info("server")
+        return str(server["run_id"])
+
     async def require_whole(self) -> str:
         """The run of the server for which every partition is proved; StoreUnavailable if one is not."""
         doubtful, run = await self._ask(range(self._partitions))

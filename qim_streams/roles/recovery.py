@@ -14,8 +14,9 @@ from qim_streams.commit.ports import ConversationStore
 from qim_streams.commit.redis_acceptance import RedisAcceptance
 from qim_streams.commit.redis_proof import RedisProof
 from qim_streams.commit.repair import OutboxRepair
-from qim_streams.membership.ports import MembershipReader, MembershipStore, OrdinalDirectory
+from qim_streams.membership.ports import MembershipReader, MembershipStore
 from qim_streams.membership.presence_seats import OnlineSeats
+from qim_streams.membership.redis_directory import RedisOrdinalDirectory
 from qim_streams.membership.replay import MembershipReplay
 from qim_streams.ownership.redis_wholeness import RedisWholeness
 from qim_streams.redis_tier import RedisClient
@@ -32,7 +33,7 @@ class HotStores(NamedTuple):
     conversations: ConversationStore
     membership: MembershipStore
     reader: MembershipReader
-    directory: OrdinalDirectory
+    directory: RedisOrdinalDirectory
 
 
 class Recovery:
@@ -55,14 +56,15 @@ class Recovery:
         self.replay = MembershipReplay(
             stores.membership, stores.reader, self._changes, stores.directory, settings.mailbox_shards, now_ms
         )
+        wholeness = RedisWholeness(redis, settings.outbox_partitions)
         self.seats = OnlineSeats(
             self._presence,
             stores.directory,
-            RedisWholeness(redis, settings.outbox_partitions),
+            wholeness,
             presence_partitions=settings.mailbox_shards,
             outbox_partitions=settings.outbox_partitions,
         )
-        self.proof = RedisProof(stores.calls)
+        self.proof = RedisProof(stores.calls, wholeness, stores.directory)
 
     async def run(self, partition: int, epoch: int) -> tuple[int, int]:
         """Everything but the relay, which appends to the Outbox and is the writer's.

@@ -12,19 +12,22 @@ import pytest
 
 from qim_streams.archive.memory_archive import MemoryArchive
 from qim_streams.archive.ports import ArchivedMessage
+from qim_streams.commit.calls import PartitionCalls
 from qim_streams.commit.lost_range import LostRange
+from qim_streams.commit.redis_proof import RedisProof
 from qim_streams.commit.repair import OutboxRepair
 from qim_streams.errors import StoreUnavailable
 from qim_streams.membership.past import members_at
 from qim_streams.membership.ports import MembershipRow
 from qim_streams.membership.redis_directory import COUNTS_LEFT_OUT, RedisOrdinalDirectory
+from qim_streams.ownership.ports import Grant
 from qim_streams.ownership.redis_wholeness import RedisWholeness
 from qim_streams.records import decode_message, decode_outbox, unpack_ordinals
 from qim_streams.redis_tier import RedisClient
 from qim_streams.script_pipe import ScriptPipe
 from qim_streams.testing.memory_outbox import MemoryOutboxReader
 from qim_streams.testing.memory_writer import WriterRig
-from tests.support.hot_tier import PARTITIONS, SHARDS, TENANT, partition_of
+from tests.support.hot_tier import PARTITIONS, SHARDS, TENANT, partition_of, redis_tier
 from tests.support.lost_tier import GROUPS, World, everything
 
 SEED = 20_261_130
@@ -257,3 +260,22 @@ async def test_an_archive_that_is_away_is_waited_for(hot_client: RedisClient) ->
         await case.repair()
     case.archive.unavailable = False
     await case.repair()
+
+
+async def test_what_was_given_out_just_before_a_restart_is_put_back(
+    hot_client: RedisClient,
+) -> None:
+    """D4: assigned, lost, and used by a change that was repeated over the restart: no log has it yet."""
+    directory = RedisOrdinalDirectory(hot_client, ScriptPipe(hot_client))
+    calls = PartitionCalls(ScriptPipe(hot_client))
+    proof = RedisProof(calls, RedisWholeness(hot_client, PARTITIONS), directory)
+    grant = await redis_tier(hot_client).leases.acquire("ob:0", "w1", 1, "w1:1", 60_000)
+    assert isinstance(grant, Grant)
+    await proof.prove(0, grant.epoch)
+    given = await directory.assign(TENANT, ["ann", "ben"])
+    for key in [key async for key in hot_client.scan_iter("{o:*")]:
+        await hot_client.delete(key)
+    proof._run = "the run before"  # as if the server had been started anew
+    await proof.prove(0, grant.epoch)
+    assert await directories(hot_client).find(TENANT, ["ann", "ben"]) == given
+    assert await RedisWholeness(hot_client).doubtful({0, 1}) == {1}

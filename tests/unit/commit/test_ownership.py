@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from qim_streams.commit import ownership as ownership_module
 from qim_streams.commit.outcome import SendStatus
 from qim_streams.commit.ownership import PartitionOwnership
 from qim_streams.commit.ports import OutboxAppend
+from qim_streams.errors import InvariantViolation
 from qim_streams.ownership.keeper import Claimant
 from qim_streams.placement import outbox_partition
 from qim_streams.testing.memory_tier import MemoryHotTier, MemoryLeaseStore
@@ -141,3 +143,29 @@ async def test_the_grant_before_does_not_count_as_recovered(world: World) -> Non
         assert grant is not None
         assert rig.writer.serves(3, grant.epoch)
         assert not rig.writer.serves(3, grant.epoch + 1)
+
+
+async def test_a_store_that_fell_back_is_noticed_while_nobody_sends(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T-R2, D4: proofs are numbered calls, and the store has lost one that it acknowledged."""
+    monkeypatch.setattr(ownership_module, "PROVE_EVERY_S", 0.01)
+    rig = WriterRig(world.tier, world.log, node="a")
+    ownership = PartitionOwnership(
+        MemoryLeaseStore(world.tier),
+        Claimant("a", 1, "a:1"),
+        PARTITIONS,
+        ttl_ms=15_000,
+        renew_ms=60,
+        settle=rig.changes.settle_all,
+        prove=rig.proof.prove,
+    )
+    running = asyncio.create_task(ownership.run(rig.writer))
+    await eventually(lambda: len(rig.writer.ready) == PARTITIONS, 10)
+    remembered = world.tier.remember()
+    numbers = world.tier.partition(0).call
+    await eventually(lambda: world.tier.partition(0).call != numbers, 10, "a proof")
+    world.tier.roll_back(remembered)
+    with pytest.raises(InvariantViolation):
+        await asyncio.wait_for(running, 10)
+    rig.kill()
