@@ -147,9 +147,10 @@ async def test_readers_and_typing(cast: Cast) -> None:
 async def test_f8_many(cast: Cast) -> None:
     """F8: 250 unread are 200 and more."""
     ann, ben = cast.person("ann"), cast.person("ben")
-    sender = await ann.online()
+    sender = await ann.online(per_conversation_inflight=64, inflight_max=64)
     for number in range(250):
         await sender.post(b"m%d" % number, to_user_id=ben.user_id)
+    await eventually(lambda: sender.unsent == 0, 60, "all receipts")
     reader = await ben.online()
     chat = direct_conversation_id(cast.stack.address().require_tenant(), ann.user_id, ben.user_id)
     await unread_is(reader, chat, 200, exact=False)
