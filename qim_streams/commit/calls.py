@@ -24,12 +24,12 @@ from qim_streams.errors import InvariantViolation
 from qim_streams.redis_tier import Script, translate, type_args
 from qim_streams.script_pipe import ScriptPipe
 
+GRANTS_KEPT = 4  # of a partition in one process
 STALE, ROLLED_BACK = "STALE_CALL", "ROLLED_BACK"
 
 
 @dataclass(slots=True)
 class _Numbers:
-    epoch: int
     applied: int = 0
     issued: int = 0
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -40,7 +40,7 @@ class PartitionCalls:
 
     def __init__(self, pipe: ScriptPipe) -> None:
         self._pipe = pipe
-        self._numbers: dict[int, _Numbers] = {}
+        self._numbers: dict[int, dict[int, _Numbers]] = {}  # partition -> epoch -> numbers
 
     async def numbered(
         self, script: Script, partition: int, epoch: int, key: str, args: Sequence[type_args]
@@ -76,9 +76,13 @@ class PartitionCalls:
         return await self._call(script, partition, 0, (keys.base(partition) + "epoch",), args)
 
     def _of(self, partition: int, epoch: int) -> _Numbers:
-        numbers = self._numbers.get(partition)
-        if numbers is None or numbers.epoch != epoch:
-            numbers = self._numbers[partition] = _Numbers(epoch)
+        # Late work of a grant that this process had before must not take the present one's numbers.
+        grants = self._numbers.setdefault(partition, {})
+        numbers = grants.get(epoch)
+        if numbers is None:
+            numbers = grants[epoch] = _Numbers()
+            if len(grants) > GRANTS_KEPT:
+                del grants[next(iter(grants))]
         return numbers
 
     async def _call(

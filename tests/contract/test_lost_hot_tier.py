@@ -16,9 +16,9 @@ from qim_streams.commit.calls import PartitionCalls
 from qim_streams.commit.lost_range import LostRange
 from qim_streams.commit.redis_proof import RedisProof
 from qim_streams.commit.repair import OutboxRepair
-from qim_streams.errors import StoreUnavailable
+from qim_streams.errors import FencedError, StoreUnavailable
 from qim_streams.membership.past import members_at
-from qim_streams.membership.ports import MembershipRow
+from qim_streams.membership.ports import MembershipRow, Unsettled
 from qim_streams.membership.redis_directory import COUNTS_LEFT_OUT, RedisOrdinalDirectory
 from qim_streams.ownership.ports import Grant
 from qim_streams.ownership.redis_wholeness import RedisWholeness
@@ -279,3 +279,18 @@ async def test_what_was_given_out_just_before_a_restart_is_put_back(
     await proof.prove(0, grant.epoch)
     assert await directories(hot_client).find(TENANT, ["ann", "ben"]) == given
     assert await RedisWholeness(hot_client).doubtful({0, 1}) == {1}
+
+
+async def test_late_work_of_an_earlier_grant_leaves_the_present_one_alone(hot_client: RedisClient) -> None:
+    """A change that is settled after the flush has the epoch of before: fenced, and nobody's numbers move."""
+    tier = redis_tier(hot_client)
+    epochs = []
+    for boot in (1, 2):
+        grant = await tier.leases.acquire("ob:0", "w1", boot, "w1:1", 60_000)
+        assert isinstance(grant, Grant)
+        epochs.append(grant.epoch)
+    before, now = epochs
+    await tier.conversations.commit(0, now, ())
+    with pytest.raises(FencedError):
+        await tier.membership.settle(0, before, [Unsettled(TENANT, "g1", 1)], -1)
+    await tier.conversations.commit(0, now, ())
