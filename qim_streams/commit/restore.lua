@@ -18,6 +18,7 @@ local base = string.sub(KEYS[1], 1, -6)
 local missing, fields_of, revised = 0, nil, nil
 for _, message in ipairs(cmsgpack.unpack(ARGV[6])) do
   local c, seq, row = message[1], message[4], message[5]
+  local id = string.sub(row, 17, 32)
   local key, seq_text = base .. 'c:' .. c, string.format('%.0f', seq)
   missing = missing + redis.call('HSETNX', base .. 'r:' .. c, seq_text, message[6])
   if #row > 32 then
@@ -25,8 +26,10 @@ for _, message in ipairs(cmsgpack.unpack(ARGV[6])) do
   end
   if seq > tonumber(redis.call('HGET', key, 'seq') or '0') then
     -- Ids of a conversation grow with its seqs, so the highest seq has the last id.
-    redis.call('HSET', key, 'seq', seq_text, 'last_id', string.sub(row, 17, 32))
+    redis.call('HSET', key, 'seq', seq_text, 'last_id', id)
   end
+  -- It is in the Outbox: the relay must not append it again, least of all after an edit has changed it.
+  redis.call('HDEL', base .. 'pend', id)
   local change = message[7]
   if change then
     if not fields_of then fields_of, revised = operations() end

@@ -173,6 +173,8 @@ def restore(state: PartitionState, messages: Iterable[MessageRecord], covered: i
         head = state.heads.setdefault(conversation, Head())
         if message.conversation_seq > head.seq:
             head.seq, head.last_id = message.conversation_seq, message.message_id
+        # It is in the Outbox: the relay must not append it again, least of all after an edit has changed it.
+        state.pending.pop(message.message_id, None)
         operation = operation_of(message)
         if operation is not None:
             _apply(records, operation)

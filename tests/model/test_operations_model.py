@@ -22,7 +22,7 @@ from qim_streams.commit.requests import Windows
 from qim_streams.history.rules import PageQuery
 from qim_streams.history.service import HistoryReader, HistoryService
 from qim_streams.membership.commands import GroupCommand, GroupOp
-from qim_streams.records import KIND_EDIT, KIND_MESSAGE, KIND_RECALL
+from qim_streams.records import KIND_EDIT, KIND_MESSAGE, KIND_RECALL, decode_message, decode_outbox
 from qim_streams.testing.memory_history import MemoryHistoryStore
 from qim_streams.testing.memory_outbox import MemoryMembershipLog
 from qim_streams.testing.memory_tier import MemoryHotTier
@@ -177,6 +177,14 @@ class World:
             self.tier.roll_back(self.remembered)
             await self.start()
 
+    def assert_no_forgery(self) -> None:
+        """However often the Outbox has a message, the bytes are the same: fan-out takes others for forged."""
+        copies: dict[bytes, set[bytes]] = {}
+        for one in self.log:
+            record = decode_outbox(one.value).message
+            copies.setdefault(decode_message(record).message_id, set()).add(record)
+        assert all(len(found) == 1 for found in copies.values())
+
     # -- what readers see
 
     async def assert_equal(self) -> None:
@@ -244,6 +252,7 @@ async def play(script: list[tuple[Any, ...]]) -> World:
     world.trim(set(range(1, len(world.rows) + 1)))
     await world.assert_equal()
     assert not any(world.tier.partition(0).records.get(KEY, {})), "the archive has the very same bytes of all"
+    world.assert_no_forgery()
     world.rig.kill()
     return world
 

@@ -277,3 +277,29 @@ async def test_an_edit_that_a_killed_writer_had_numbered_is_relayed_and_answered
     assert (outcome.status, outcome.conversation_seq) == (SendStatus.COMMITTED, 2)
     assert (await world.edit("bob", 1, b"newer", "e2")).conversation_seq == 3
     assert world.message(1).extra == (2,)
+
+
+async def test_a_hot_tier_that_forgot_that_a_message_is_settled_appends_no_edited_copy() -> None:
+    """§14.4: it comes back as of before the confirmation; the Outbox keeps the one form of the message."""
+    world = await World().start()
+    rig = world.rig
+    rig.outbox.hold = Hold.ARRIVED
+    answers: list[SendOutcome] = []
+    rig.writer.submit([SendJob(await rig.request(CHAT, "bob", "m", b"old"), answers.append, 1e12)])
+    await eventually(lambda: rig.outbox.log)
+    forgotten = rig.tier.remember()
+    rig.outbox.hold = Hold.NONE
+    rig.outbox.acknowledge()
+    await eventually(lambda: answers)
+    assert (await world.edit("bob", 1, b"new")).conversation_seq == 2
+    rig.kill()
+    rig.tier.roll_back(forgotten)
+    assert rig.tier.partition(0).pending
+    world.rig = WriterRig(
+        rig.tier, rig.outbox.log, boot=2, archive=world.archive, change_log=rig.change_log,
+        now_ms=lambda: world.now_ms,
+    )  # fmt: skip
+    await world.rig.take(0)
+    assert (world.message(1).state, world.message(1).body) == (1, b"new")
+    copies = [decode_message(decode_outbox(one.value).message) for one in rig.outbox.log]
+    assert {(one.state, one.body) for one in copies if one.conversation_seq == 1} == {(0, b"old")}
