@@ -480,3 +480,59 @@ class ProjectionMachine(RuleBasedStateMachine):
 
 TestProjection = ProjectionMachine.TestCase
 TestProjection.settings = settings(max_examples=100, stateful_step_count=50)
+
+
+# -- stories that chance comes to too seldom
+
+
+def _machine() -> ProjectionMachine:
+    """A world in which every user has a row."""
+    machine = ProjectionMachine()
+    machine.begin()
+    for first in range(0, len(USERS), 3):
+        machine.small_message("c1", set(USERS[first : first + 3]), 1, 0)
+    machine.sweep((8, 8))
+    machine.checkpoint((0, 1))
+    return machine
+
+
+def test_the_checkpoint_waits_for_a_wide_message() -> None:
+    """Killed before the members of a wide conversation have their rows: the next worker comes back to it."""
+    machine = _machine()
+    machine.wide_message("w1", set(), 1)
+    machine.sweep((8, 8))
+    machine.checkpoint((0, 1))
+    machine.killed()
+    machine.teardown()
+
+
+def test_a_cover_ends_with_its_epoch() -> None:
+    """Rows are lost and what is covered is still said: the next wide message writes them again."""
+    machine = _machine()
+    machine.wide_message("w1", set(), 1)
+    machine.sweep((8, 8))
+    machine.background()
+    machine.checkpoint((0, 1))
+    for shard in range(SHARDS):
+        machine.mailboxes_go_on(shard, 4)  # up to the wide message, without it
+    machine.lost("rows", 0)
+    machine.sweep((8, 8))
+    machine.background()
+    machine.checkpoint((0, 1))
+    for user in USERS:
+        machine.read(user)
+    machine.teardown()
+
+
+def test_an_epoch_begins_where_mailboxes_end() -> None:
+    """Mailboxes are behind the log, and a user is rebuilt: what they do not hold yet is projected."""
+    machine = _machine()
+    for shard in range(SHARDS):
+        machine.mailboxes_go_on(shard, 1)
+    machine.lost("everything", 0)
+    machine.sweep((0, 0))
+    machine.sweep((8, 8))
+    machine.checkpoint((0, 1))
+    for user in USERS:
+        machine.read(user)
+    machine.teardown()
