@@ -5,7 +5,7 @@ Spec: §6, §7.
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from qim_streams.gateway.metrics import GatewayCounters
@@ -20,6 +20,7 @@ from qim_streams.settings import Settings
 from qim_streams.sync.pull import PullService
 from qim_streams.sync.service import SyncService
 
+AUTHS_AT_ONCE_MAX: Final = 64  # sign-ons that ask the stores at once; more wait for their turn
 PULLS_AT_ONCE_MAX: Final = 64  # in the whole gateway: bounds the memory that bodies take
 SYNCING_QUIET: Final = 100  # sessions that may sync at once before others are asked to wait
 SYNC_DELAY_STEP_MS: Final = 10
@@ -48,6 +49,9 @@ class Services:
     new_group_id: Callable[[], str]
     draining: bool = False
     syncing: int = 0  # sessions between AUTH_OK and ONLINE_READY
+    # In turn: if thousands went side by side, all would end late together, past the deadline of AUTH, and
+    # what was read for them would be read again and again.
+    auth_slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AUTHS_AT_ONCE_MAX))
 
     def sync_delay_ms(self) -> int:
         """In a storm of reconnects the pulls are spread by chance; nobody waits in quiet times."""

@@ -193,7 +193,10 @@ class ClientSession:
         if self._all.draining:
             raise SyncVerdict("SHUTTING_DOWN", "this gateway is about to stop")
         claims = self._all.tokens.verify(frame.access_token)
-        tenant_id, user_id = claims.tenant_id, claims.user_id
+        async with self._all.auth_slots:
+            await self._sign_on(frame, claims.tenant_id, claims.user_id)
+
+    async def _sign_on(self, frame: Auth, tenant_id: str, user_id: str) -> None:
         (ordinal,) = await self._all.ordinals.assign(tenant_id, [user_id])
         shard = mailbox_shard(tenant_id, user_id, self._all.settings.mailbox_shards)
         address = MailboxAddress(

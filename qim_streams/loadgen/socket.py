@@ -64,9 +64,13 @@ class LeanSocket(asyncio.Protocol):
     async def open(self, timeout_s: float) -> None:
         """Connect; OSError, TimeoutError or ProtocolError when that fails."""
         loop, url = asyncio.get_running_loop(), self._url
-        async with asyncio.timeout(timeout_s):
-            await loop.create_connection(lambda: self, url.hostname or "127.0.0.1", url.port or 80)
-            await self._opened
+        try:
+            async with asyncio.timeout(timeout_s):
+                await loop.create_connection(lambda: self, url.hostname or "127.0.0.1", url.port or 80)
+                await self._opened
+        except BaseException:
+            self._fail()  # an answer that comes later finds nobody
+            raise
 
     @property
     def is_open(self) -> bool:

@@ -1,11 +1,13 @@
 """AUTH, sync and the login barrier on real sockets (A1, A4, A7, T-X3, P7, P8)."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
+from qim_streams.gateway.services import AUTHS_AT_ONCE_MAX
 from qim_streams.wire import CODECS, Codec
+from qim_streams.wire.connection import State
 from qim_streams.wire.frames import (
     Auth,
     AuthOk,
@@ -18,7 +20,7 @@ from qim_streams.wire.frames import (
     PushEvents,
     SyncComplete,
 )
-from tests.support.gateway_world import GatewayWorld, WireClient, token
+from tests.support.gateway_world import FakeOrdinals, GatewayWorld, WireClient, token
 from tests.support.waiting import eventually
 
 BOTH = pytest.mark.parametrize("codec", CODECS.values(), ids=lambda c: c.subprotocol)
@@ -285,3 +287,50 @@ async def test_repeated_pushes_come_once(world: GatewayWorld) -> None:
         frames = [await ben.receive() for _ in range(3)]
         pushed = [e.mailbox_seq for f in frames if type(f) is PushEvents for e in f.events]
         assert pushed == [seq, other]
+
+
+class SlowOrdinals(FakeOrdinals):
+    """The first store that a sign-on asks: answers once `free` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.free, self.asking, self.most = asyncio.Event(), 0, 0
+
+    async def assign(self, tenant_id: str, user_ids: Sequence[str]) -> list[int]:
+        """See the port."""
+        self.asking += 1
+        self.most = max(self.most, self.asking)
+        try:
+            await self.free.wait()
+            return await super().assign(tenant_id, user_ids)
+        finally:
+            self.asking -= 1
+
+
+async def test_I10_sign_ons_of_a_storm_ask_the_stores_in_turn() -> None:
+    """Who waits for a turn and goes away takes none; everybody else is let in, a bounded number at once."""
+    world = GatewayWorld()
+    slow = world.ordinals = SlowOrdinals()
+    async with world.running():
+        clients = [await WireClient.connect(world.url) for _ in range(AUTHS_AT_ONCE_MAX + 20)]
+        try:
+            for number, client in enumerate(clients):
+                await client.send(Auth(1, token(f"u{number}"), "phone", None))
+            sessions = [socket.session for socket in world.server.sockets]
+            await eventually(
+                lambda: all(one.connection.state is State.AUTHENTICATING for one in sessions),
+                10,
+                "every AUTH",
+            )
+            await eventually(lambda: slow.asking == AUTHS_AT_ONCE_MAX, 10, "the first ones to ask")
+            gone = clients.pop()
+            await gone.close()
+            await eventually(lambda: len(world.server.sockets) == len(clients), 10, "the one that went")
+            assert slow.asking == AUTHS_AT_ONCE_MAX
+            slow.free.set()
+            for client in clients:
+                await client.expect(AuthOk, 10)
+            assert (slow.most, slow.asking) == (AUTHS_AT_ONCE_MAX, 0)
+        finally:
+            for client in clients:
+                await client.close()

@@ -1,5 +1,6 @@
 """From bytes of the wire to the account: what a device does with pushes that are not as they should be."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -229,6 +230,26 @@ async def test_an_address_without_a_websocket_is_an_error(url: str) -> None:
     socket = LeanSocket(url + "/no", "p", True, lambda _: None, lambda _: None)
     with pytest.raises(ProtocolError, match="404"):
         await socket.open(5)
+
+
+async def test_a_server_that_does_not_answer_in_time_is_left() -> None:
+    """Its late answer must find a closed connection, not somebody who has given up."""
+    gone = asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(1_000):
+            pass
+        writer.close()
+        gone.set()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        socket = LeanSocket(f"ws://127.0.0.1:{port}/ws", "p", True, lambda _: None, lambda _: None)
+        with pytest.raises(TimeoutError):
+            await socket.open(0.05)
+        async with asyncio.timeout(10):
+            await gone.wait()
 
 
 async def test_messages_in_any_pieces_and_no_fragments() -> None:
