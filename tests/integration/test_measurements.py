@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.perf import backlog, commit_cost, memory, pull_rate
+from tests.perf import backlog, commit_cost, memory, pull_rate, rebuild_time, reconnect_storm
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -50,3 +50,26 @@ def test_pull_rate(tmp_path: Path) -> None:
     argv = ["--users", "5", "--entries", "130", "--batch", "40", "--json", str(told)]
     assert pull_rate.main(argv) == 0
     assert all(row["per_core_s"] > 0 for row in json.loads(told.read_text())["rates"])
+
+
+@pytest.mark.timeout(300)
+def test_reconnect_storm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """I10: 1,000 clients come back at once; every entry once, in order, and the others lose nothing."""
+    told = tmp_path / "told.json"
+    argv = ["--clients", "1000", "--entries", "10", "--rounds", "2", "--rate", "50", "--connections", "20"]
+    argv += ["--before", "2", "--limit", "60", "--after", "1", "--quick", "--json", str(told)]
+    assert reconnect_storm.main(argv) == 0, capsys.readouterr().err
+    figures = json.loads(told.read_text())
+    assert (figures["ready"], figures["entries"], figures["missing"]) == (1_000, 10_000, 0)
+    assert figures["others"][1]["messages"] > 0
+
+
+@pytest.mark.timeout(180)
+def test_rebuild_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A10: 60 conversations, two new messages each: the list once, a page of history for each."""
+    told = tmp_path / "told.json"
+    argv = ["--conversations", "60", "--new", "2", "--quick", "--json", str(told)]
+    assert rebuild_time.main(argv) == 0, capsys.readouterr().err
+    figures = json.loads(told.read_text())
+    assert figures["entries"] == 120
+    assert figures["requests"]["PullHistory"] >= 60
