@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import hiredis
 import pytest
 from redis import exceptions as redis_errors
 
@@ -21,12 +22,13 @@ class FakeConnection:
     def __init__(self, client: "FakeClient") -> None:
         self._client, self._answers = client, list[Any]()
 
-    def pack_commands(self, commands: list[Any]) -> list[Any]:
-        """The last argument of each."""
-        return [command[-1] for command in commands]
-
-    async def send_packed_command(self, calls: list[Any]) -> None:
-        """Answers are there at once, or when the gate opens."""
+    async def send_packed_command(self, packed: list[bytes]) -> None:
+        """Answers, the last argument of each command, are there at once, or when the gate opens."""
+        reader = hiredis.Reader(encoding="utf-8")
+        reader.feed(b"".join(packed))
+        calls = []
+        while command := reader.gets():
+            calls.append(int(command[-1]))
         self._answers = await self._client.answer(calls)
 
     async def read_response(self, timeout: float) -> Any:
