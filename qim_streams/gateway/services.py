@@ -22,6 +22,7 @@ from qim_streams.sync.service import SyncService
 
 AUTHS_AT_ONCE_MAX: Final = 64  # sign-ons that ask the stores at once; more wait for their turn
 PULLS_AT_ONCE_MAX: Final = 64  # in the whole gateway: bounds the memory that bodies take
+FILLS_AT_ONCE_MAX: Final = 32  # beside the pulls: who is online already must not wait behind who syncs
 SYNCING_QUIET: Final = 100  # sessions that may sync at once before others are asked to wait
 SYNC_DELAY_STEP_MS: Final = 10
 SYNC_DELAY_MAX_MS: Final = 5_000
@@ -52,6 +53,7 @@ class Services:
     # In turn: if thousands went side by side, all would end late together, past the deadline of AUTH, and
     # what was read for them would be read again and again.
     auth_slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AUTHS_AT_ONCE_MAX))
+    fill_slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(FILLS_AT_ONCE_MAX))
 
     def sync_delay_ms(self) -> int:
         """In a storm of reconnects the pulls are spread by chance; nobody waits in quiet times."""

@@ -221,7 +221,7 @@ class ClientSession:
             LiveStream(opening.sync_to_seq, HELD_BYTES_MAX),
             self._codec,
             self.outbound,
-            partial(self._pull_range, opening.sync_to_seq, limits.PULL_ENTRIES_MAX, limits.PULL_BYTES_MAX),
+            partial(self._fill, opening.sync_to_seq),
             self._all.counters,
         )
         self.connection.auth_accepted()
@@ -300,6 +300,11 @@ class ClientSession:
 
     async def _pull_range(self, told: int, entries: int, size: int, after: int, up_to: int) -> PullResult:
         async with self._all.pull_slots:
+            return await self._all.pulls.pull(self.address, after, up_to, entries, size, told)
+
+    async def _fill(self, told: int, after: int, up_to: int) -> PullResult:
+        entries, size = limits.PULL_ENTRIES_MAX, limits.PULL_BYTES_MAX
+        async with self._all.fill_slots:
             return await self._all.pulls.pull(self.address, after, up_to, entries, size, told)
 
     def _on_sync_complete(self, frame: SyncComplete) -> None:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from qim_streams.gateway.services import AUTHS_AT_ONCE_MAX
+from qim_streams.gateway.services import AUTHS_AT_ONCE_MAX, PULLS_AT_ONCE_MAX
 from qim_streams.wire import CODECS, Codec
 from qim_streams.wire.connection import State
 from qim_streams.wire.frames import (
@@ -334,3 +334,19 @@ async def test_I10_sign_ons_of_a_storm_ask_the_stores_in_turn() -> None:
         finally:
             for client in clients:
                 await client.close()
+
+
+async def test_I10_who_is_online_does_not_wait_behind_the_pulls_of_a_storm(world: GatewayWorld) -> None:
+    """A refresh of presence is answered with a fill; the live stream rests until that is done."""
+    async with await WireClient.connect(world.url) as ben:
+        await ben.sign_on("ben")
+        await ben.go_online()
+        await world.ready("ben")
+        first = await world.deliver("ben")
+        assert [event.mailbox_seq for event in await ben.pushed(1)] == [first]
+        for _ in range(PULLS_AT_ONCE_MAX):
+            await world.services.pull_slots.acquire()
+        unpushed = await world.commit("ben")
+        await world.ready("ben")
+        later = await world.deliver("ben")
+        assert [event.mailbox_seq for event in await ben.pushed(2)] == [unpushed, later]
