@@ -158,7 +158,7 @@ async def test_operations_are_restored_with_their_effect(hot_client: RedisClient
     rng = random.Random(seed)
     for _ in range(30):
         state, asker = new_world(rng), Asker(rng)
-        before = {seq: row for seq, row in state.records[TENANT, CHAT].items()}
+        before = dict(state.records[TENANT, CHAT].items())
         await put(hot_client, state)
         commit_group(state, [asker.request() for _ in range(60)])
         after = state.records[TENANT, CHAT]

@@ -301,7 +301,7 @@ class ShardWorld:
         self.bitmaps, self.graveyard, self.pushes = Bitmaps(), Graveyard(), PushLog()
         self.log: list[Record] = []
         self.facts: list[Fact] = []
-        self.next_offset, self.messages, self.now_ms = 0, 0, 1_000
+        self.begin, self.next_offset, self.messages, self.now_ms = 0, 0, 0, 1_000
         self.members_of: dict[int, tuple[int, ...]] = {}
         self.senders: dict[int, int] = {}
         self._first: dict[int, int] = {}

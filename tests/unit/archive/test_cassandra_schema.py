@@ -57,7 +57,7 @@ def test_replication_is_by_data_centre_or_the_same_everywhere() -> None:
 
 def test_every_statement_may_be_repeated_and_names_the_keyspace() -> None:
     statements = schema.create_statements("chat", schema.replication({}, 1))
-    assert len(statements) == 5
+    assert len(statements) == 6
     assert all("IF NOT EXISTS chat" in text for text in statements)
     assert "(id, layout, bucket_seqs) VALUES ('archive', 1, 77)" in schema.layout_statement("chat", 77)
     for keyspace in ("", "Chat", "9a", "a-b", "a" * 49, "a; DROP"):
