@@ -148,6 +148,9 @@ class LeanSocket(asyncio.Protocol):
         if b" 101 " not in status + b" " or accept not in fields:
             self._refuse(status.decode(errors="replace"))
             return b""
+        if self._opened.done():  # given up while this was being read
+            self._fail()
+            return b""
         self._is_open = True
         self._opened.set_result(None)
         return rest

@@ -1,6 +1,8 @@
 """From bytes of the wire to the account: what a device does with pushes that are not as they should be."""
 
 import asyncio
+import base64
+import hashlib
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from qim_streams.loadgen.frames import DRIVERS
 from qim_streams.loadgen.generator import Generator
 from qim_streams.loadgen.options import BenchOptions
 from qim_streams.loadgen.plan import make_plan
-from qim_streams.loadgen.socket import LeanSocket, header
+from qim_streams.loadgen.socket import _GUID, LeanSocket, header
 from qim_streams.loadgen.traffic import Draw
 from qim_streams.loadgen.verdict import judge
 from qim_streams.wire.answers import error
@@ -250,6 +252,15 @@ async def test_a_server_that_does_not_answer_in_time_is_left() -> None:
             await socket.open(0.05)
         async with asyncio.timeout(10):
             await gone.wait()
+
+
+async def test_an_answer_that_was_read_while_the_wait_ended_is_dropped() -> None:
+    """A transport may hand over what it has read after it was told to end."""
+    socket = LeanSocket("ws://x/", "p", True, lambda _: None, lambda _: None)
+    socket._opened.cancel()
+    accept = base64.b64encode(hashlib.sha1(socket._key + _GUID, usedforsecurity=False).digest())
+    socket.data_received(b"HTTP/1.1 101 Switching Protocols\r\nSec-WebSocket-Accept: " + accept + b"\r\n\r\n")
+    assert not socket.is_open
 
 
 async def test_messages_in_any_pieces_and_no_fragments() -> None:
