@@ -133,6 +133,20 @@ async def test_the_newest_archived_messages_stay_and_the_others_go(world: World)
     assert await world.trimmer.work() == 0
 
 
+async def test_new_messages_move_no_floor(world: World) -> None:
+    """D5: giving out numbers touches only the highest; what was trimmed stays trimmed, where it is."""
+    seqs = await world.commit(100)
+    partition, _ = await world.tier.own(ROOM)
+    await world.archived(seqs)
+    await world.trimmer.work()
+    floor = await world.hot.note(partition, [Covered(TENANT, ROOM, 100)], 1)
+    assert floor == [100 - KEPT + 1]
+    assert await world.commit(30) == list(range(101, 131))
+    assert await world.hot.note(partition, [Covered(TENANT, ROOM, 100)], 1) == floor
+    assert await world.in_hot() == list(range(91, 131))
+    assert await world.readable(130)
+
+
 async def test_nothing_above_the_watermark_is_trimmed(world: World) -> None:
     """I12: however many messages wait for the archive."""
     seqs = await world.commit(120)

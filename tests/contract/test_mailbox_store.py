@@ -97,6 +97,17 @@ async def test_a_wrong_expected_previous_writes_nothing(subject: Subject) -> Non
     assert set((await store.watermark(SHARD)).lanes) == {0}
 
 
+async def test_new_entries_move_no_trim(subject: Subject) -> None:
+    """D5: writing moves the end only, also where the mailbox was trimmed to its end and begins anew."""
+    store = subject.store
+    await store.write_and_advance(SHARD, EPOCH, [group(n, 1) for n in range(5)], -1, 4)
+    for trimmed, tail in ((2, 5), (5, 6)):
+        await store.trim(SHARD, EPOCH, TENANT, 1, trimmed)
+        await store.write_and_advance(SHARD, EPOCH, [group(tail, 1)], tail - 1, tail)
+        assert await store.trim_watermark(SHARD, TENANT, 1) == trimmed
+        assert await seqs(store, 1) == list(range(trimmed + 1, tail + 1))
+
+
 async def test_a_repeated_call_changes_nothing(subject: Subject) -> None:
     """An unknown outcome is resolved by repeating: the second answer says where W stands."""
     store = subject.store

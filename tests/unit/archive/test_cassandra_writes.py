@@ -131,7 +131,7 @@ async def test_the_watermark_is_written_after_all_messages(
 
 @pytest.mark.parametrize("seed", range(20))
 async def test_whatever_is_lost_is_settled(archive: CassandraArchive, cluster: Cluster, seed: int) -> None:
-    """P11: requests and answers get lost; what is open is written again, what is settled is not."""
+    """T-R5, P11: requests and answers get lost; what is open is written again, what is settled is not."""
     print(f"seed {seed}")
     rng = random.Random(seed)
     fates = ["applied"] * 4 + ["answer lost", "request lost", "refused"]

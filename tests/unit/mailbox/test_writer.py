@@ -1,5 +1,6 @@
 """The write path: how many calls, in which order, and what an answer means."""
 
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -163,3 +164,58 @@ async def test_somebody_else_moving_w_under_our_epoch_stops_us(bench: Bench) -> 
     await bench.store.write_and_advance(0, 1, [], -1, 7)
     with pytest.raises(InvariantViolation, match="although the epoch is ours"):
         await bench.write(to(3, [1]))
+
+
+class Doubtful(Counted):
+    """Every call may time out, with what it wrote or without; `draw` decides."""
+
+    draw: random.Random | None = None
+
+    async def write_step(self, *args: Any) -> int:
+        return int(await self._maybe(super().write_step, *args))
+
+    async def write_and_advance(self, *args: Any, **more: Any) -> int:
+        return int(await self._maybe(super().write_and_advance, *args, **more))
+
+    async def _maybe(self, call: Any, *args: Any, **more: Any) -> Any:
+        fate = self.draw.random() if self.draw else 1.0
+        if fate < 0.25:
+            raise StoreUnavailable("timed out before", Outcome.UNKNOWN)
+        answer = await call(*args, **more)
+        if fate < 0.5:
+            raise StoreUnavailable("timed out after", Outcome.UNKNOWN)
+        return answer
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_time_outs_applied_or_not_leave_w_and_entries_exact(bench: Bench, seed: int) -> None:
+    """T-R5, I6: half of all calls time out, applied and not, CAS and steps. W never stands above what is
+    durable, and in the end each entry is there once and W at the last record."""
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    bench.store = Doubtful()
+    bench.store.grant(0, 1)
+    bench.store.draw = rng
+    bench.writer = EntryWriter(bench.store, bench.progress, LIMIT)
+    sizes = (1, 1, 2, 3, 25)
+    members = [set(rng.sample(range(40), rng.choice(sizes))) for _ in range(60)]
+    records = [
+        to(2 * n, BitMap(some) if len(some) > LIMIT else sorted(some)) for n, some in enumerate(members)
+    ]
+    for _ in range(3_000):
+        batch = records[: rng.randint(1, len(records))]
+        try:
+            await bench.writer.settle(bench.shard)
+            await bench.writer.write(bench.shard, batch)
+        except StoreUnavailable:
+            pass  # the stage repeats
+        stands = (await bench.store.watermark(0)).lanes[0]
+        assert bench.shard.coverage <= stands
+        for ordinal in range(0, 40, 13):
+            due = [2 * n for n, some in enumerate(members) if ordinal in some and 2 * n <= stands]
+            assert [seq for seq in await bench.held(ordinal) if seq <= stands] == due
+        if bench.shard.coverage == 2 * 59:
+            break
+    assert set((await bench.store.watermark(0)).lanes) == {2 * 59}
+    for ordinal in range(40):
+        assert await bench.held(ordinal) == [2 * n for n, some in enumerate(members) if ordinal in some]

@@ -177,7 +177,7 @@ async def test_a_seq_that_no_frame_holds_is_an_error(monkeypatch: pytest.MonkeyP
 
 
 async def test_a_store_behind_its_promise_is_temporary() -> None:
-    """§11 rule 3: W fell back below what AUTH_OK said; the client comes again instead of giving up."""
+    """C16, §11 rule 3: W fell back below what AUTH_OK said; the client comes again instead of giving up."""
     world = MailboxWorld()
     await world.write(1)
     before = world.store.snapshot()

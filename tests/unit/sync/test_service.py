@@ -1,11 +1,11 @@
-"""Opening sessions: verdicts over the real store rules, rebase, hints (E2, E8, X8)."""
+"""Opening sessions: verdicts over the real store rules, rebase, hints (C16, E2, E8, X8)."""
 
 import pytest
 
-from qim_streams.errors import SyncVerdict
+from qim_streams.errors import StoreUnavailable, SyncVerdict
 from qim_streams.sync.cursor import CursorSigner
 from qim_streams.sync.service import PENDING_ROWS_MAX, SyncService
-from tests.support.mailbox_world import ADDRESS, MailboxWorld
+from tests.support.mailbox_world import ADDRESS, SHARD, MailboxWorld
 
 SIGNER = CursorSigner(b"k" * 32)
 
@@ -123,3 +123,26 @@ async def test_after_a_loss_what_lies_above_the_boundary_is_pulled_again() -> No
     with pytest.raises(SyncVerdict) as caught:
         await service(world).open(ADDRESS, cursor)
     assert (caught.value.code, caught.value.fields["replay_from_seq"]) == ("CURSOR_REBASED", 3)
+
+
+async def test_a_mailbox_that_lags_behind_what_was_promised_is_waited_for() -> None:
+    """C16, Spec §11 rule 3: old rows are never an answer, whatever the cursor; a forged one is told nothing
+    more. Once W is back where it was, the newer cursor opens where it stood."""
+    world = await world_of(5)
+    newer = SIGNER.issue(ADDRESS, 1, 4)
+    before = world.store.snapshot()
+    await world.write(5)
+    await world.write(6)
+    world.store.restore(before)  # W stands at 4 again, the owner knows that it was at 6
+    await world.store.promise(SHARD, 1, 6, -1)
+    for token in (newer, SIGNER.issue(ADDRESS, 1, 6), None, "forged"):
+        with pytest.raises(StoreUnavailable, match="being written again"):
+            await service(world).open(ADDRESS, token)
+    world.tail = 4
+    await world.write(5)
+    with pytest.raises(StoreUnavailable):
+        await service(world).open(ADDRESS, newer)
+    await world.write(6)
+    opening = await service(world).open(ADDRESS, SIGNER.issue(ADDRESS, 1, 6))
+    assert (opening.after_seq, opening.sync_to_seq, opening.pending_entries) == (6, 6, 0)
+    assert (await service(world).open(ADDRESS, newer)).pending_entries == 2
