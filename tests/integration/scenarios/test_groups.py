@@ -1,4 +1,4 @@
-"""Order, own messages and membership over a real stack: D11, F1, G1, G2. Spec: §4, §5, §9."""
+"""Order, own messages and membership over a real stack: A8, D11, F1, G1, G2. Spec: §4, §5, §9."""
 
 import asyncio
 
@@ -67,6 +67,32 @@ async def test_F1_own_messages_are_not_unread(cast: Cast) -> None:
         assert len(pulled.events) == 5
         if auth.projection_complete:
             assert auth.total_unread == 2
+
+
+async def test_A8_who_is_added_while_offline_finds_group_and_messages(cast: Cast) -> None:
+    """Added while away, 5 messages: 5 entries and the group in the list, without another send."""
+    ann, ben = cast.people("ann", "ben")
+    group = cast.group()
+    cursor = await ben.cursor()
+    owner = await ann.online()
+    await owner.groups.create([], conversation_id=group)
+    await owner.send(b"before him", conversation_id=group)
+    await owner.groups.add(group, [ben.user_id])
+    for number in range(5):
+        await owner.send(b"%d" % number, conversation_id=group)
+    assert seqs(await ben.mailbox(5), group) == [2, 3, 4, 5, 6]
+    async with ben.wire() as phone:
+        auth = await phone.auth(cursor)
+        pulled = await pull_range(phone, auth.after_seq, auth.sync_to_seq)
+        assert [event.message.body for event in pulled.events] == [b"%d" % n for n in range(5)]
+        await phone.sync_complete(auth.sync_to_seq)
+    guest = await ben.online("laptop")
+
+    async def listed() -> bool:
+        rows = {row.conversation_id: row for row in await guest.sessions.load()}
+        return group in rows and (rows[group].unread, rows[group].latest_seq) == (5, 6)
+
+    await eventually(listed, 20, "the row of the group with 5 unread")
 
 
 async def test_G1_who_left_and_came_back_sees_the_second_stay(cast: Cast) -> None:
