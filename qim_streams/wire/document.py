@@ -45,6 +45,7 @@ name) and its fields. An absent field and null are the same; unknown fields are 
 4. Push never moves the cursor. Now and then, and whenever an event is missing or `LIVE_LOST` comes, pull
    from the last covered seq to `lane_watermark`; events that were pushed come again, with the same
    `event_id`. An empty range (`after_seq` = `up_to_seq`) is legal and tells the present `lane_watermark`.
+   What a device sent itself is usually not pushed to it, SEND_ACK has told it; pulls bring it, as all else.
 5. Sends and group changes are legal from AUTH_OK on. Repeat an unanswered SEND_MESSAGE with the same
    `client_message_id`, also on another connection: a committed message answers the same.
 6. History is read from AUTH_OK on, page by page, in either direction: the next page's anchor is
