@@ -30,6 +30,7 @@ from qim_streams.wire import JSON, MSGPACK
 FOLLOW_ATTEMPTS = 3
 TOKEN_REFUSED = ("TOKEN_EXPIRED", "BAD_TOKEN")
 NOT_SPOKEN = (400, 426)  # HTTP answers to a handshake whose subprotocols the server does not know
+RETRY_AFTER_MAX_MS = 60_000
 log = logging.getLogger("qim.client")
 TokenSource = str | Callable[[], Awaitable[str]]
 _SCHEMES = {"ws": "ws", "http": "ws", "wss": "wss", "https": "wss"}
@@ -130,6 +131,8 @@ class Keeper:
             link.wake()
             self._link = link
             await link.run()
+        except aiohttp.WSServerHandshakeError as failure:
+            session.broken = Broken(f"the server answered {failure.status}", _retry_after_ms(failure))
         except (aiohttp.ClientError, OSError, TimeoutError, ProtocolError) as failure:
             session.broken = session.broken or Broken(f"{type(failure).__name__}: {failure}", 0)
         finally:
@@ -190,3 +193,9 @@ class Keeper:
             return secure_enough and bool(there.hostname) and there.hostname in known
         except ValueError:  # no URL at all
             return False
+
+
+def _retry_after_ms(failure: aiohttp.WSServerHandshakeError) -> int:
+    """What a server that is too busy asks for, in its header Retry-After; 0 when it does not."""
+    asked = "" if failure.headers is None else failure.headers.get("Retry-After", "")
+    return min(int(asked) * 1_000, RETRY_AFTER_MAX_MS) if asked.isascii() and asked.isdigit() else 0

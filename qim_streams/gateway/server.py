@@ -5,13 +5,15 @@ and ``/readyz`` (it serves: 200, else 503) on the same port.
 
 Bounds: a message over `frame_bytes_max` ends the connection (1009) before it is buffered; nothing is
 compressed; a connection that is no session within `auth_deadline_s` is closed, one that never became a
-WebSocket too; what waits to be written is bounded per socket, and a full socket is not read.
+WebSocket too; what waits to be written is bounded per socket, and a full socket is not read. While too many
+sign on, newcomers are answered 503 with Retry-After.
 
 Spec: §6, §7; reliability P16, P17.
 """
 
 import asyncio
 import logging
+import math
 from typing import Any, Final
 
 from aiohttp import WSCloseCode, WSMsgType, web
@@ -161,9 +163,10 @@ class GatewayServer:
 
     async def _connect(self, request: web.Request) -> web.StreamResponse:
         settings, counters = self._all.settings, self._all.counters
-        if self._all.draining:
+        wait_ms = 1_000 if self._all.draining else self._all.crowded_ms()
+        if wait_ms:
             counters.connections_refused += 1
-            raise web.HTTPServiceUnavailable(headers={"Retry-After": "1"})
+            raise web.HTTPServiceUnavailable(headers={"Retry-After": str(math.ceil(wait_ms / 1_000))})
         ws = web.WebSocketResponse(
             protocols=SUBPROTOCOLS,
             max_msg_size=settings.frame_bytes_max,

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any, Final
 
 from qim_streams import failpoints, limits
-from qim_streams.errors import ProtocolError, QimError, SyncVerdict
+from qim_streams.errors import AdmissionRefused, ProtocolError, QimError, SyncVerdict
 from qim_streams.gateway.asking import WriterRequests
 from qim_streams.gateway.feed import LiveFeed
 from qim_streams.gateway.history import history_page
@@ -193,8 +193,15 @@ class ClientSession:
         if self._all.draining:
             raise SyncVerdict("SHUTTING_DOWN", "this gateway is about to stop")
         claims = self._all.tokens.verify(frame.access_token)
-        async with self._all.auth_slots:
-            await self._sign_on(frame, claims.tenant_id, claims.user_id)
+        wait_ms = self._all.crowded_ms()
+        if wait_ms:
+            raise AdmissionRefused("OVERLOADED", "too many sign on at once", retry_after_ms=wait_ms)
+        self._all.auths_waiting += 1
+        try:
+            async with self._all.auth_slots:
+                await self._sign_on(frame, claims.tenant_id, claims.user_id)
+        finally:
+            self._all.auths_waiting -= 1
 
     async def _sign_on(self, frame: Auth, tenant_id: str, user_id: str) -> None:
         (ordinal,) = await self._all.ordinals.assign(tenant_id, [user_id])

@@ -3,12 +3,15 @@
 from collections import defaultdict
 from itertools import count
 from random import Random
+from typing import Any, cast
 
+import aiohttp
 import pytest
 
 from qim_streams.client.backoff import backoff_ms, retry_ms
 from qim_streams.client.coverage import Coverage
 from qim_streams.client.inbox import Inbox
+from qim_streams.client.keeper import RETRY_AFTER_MAX_MS, _retry_after_ms
 from qim_streams.client.line import HOLES_MAX
 from qim_streams.client.pulls import RangePull
 from qim_streams.client.sends import Outgoing, SendQueue
@@ -466,3 +469,20 @@ def test_coverage_waits_when_a_pull_is_refused_for_now() -> None:
     coverage.refused(part, refusal, 0, 0.0)
     assert coverage.requests(499) == []
     assert coverage.requests(500) == [part]
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected_ms"),
+    [
+        ({"Retry-After": "7"}, 7_000),
+        ({"Retry-After": "999999"}, RETRY_AFTER_MAX_MS),
+        ({"Retry-After": "soon"}, 0),
+        ({"Retry-After": "-1"}, 0),
+        ({}, 0),
+    ],
+)
+def test_a_server_that_is_too_busy_says_when_to_come_again(headers: dict[str, str], expected_ms: int) -> None:
+    failure = aiohttp.WSServerHandshakeError(
+        cast("aiohttp.RequestInfo", None), (), status=503, headers=cast("Any", headers)
+    )
+    assert _retry_after_ms(failure) == expected_ms
