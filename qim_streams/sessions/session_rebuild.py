@@ -115,9 +115,12 @@ class SessionRebuild:
             return vouched
 
     async def _read_before(self, user: tuple[str, int], epoch: int | None, covered: int) -> int:
-        """Up to where the mailbox is in the rows already, if neither of them was lost since."""
+        """Up to where the mailbox is in the rows already, if neither of them was lost since.
+
+        The first epoch begins again when everything was lost: its number and its rows prove nothing.
+        """
         read = self._read.get(user)
-        if read is None or read.epoch != epoch or read.seq > covered:
+        if epoch == FIRST_EPOCH or read is None or read.epoch != epoch or read.seq > covered:
             return NOTHING
         return read.seq if await self._rebuilds.has_rows(*user) else NOTHING
 

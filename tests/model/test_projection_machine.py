@@ -536,3 +536,28 @@ def test_an_epoch_begins_where_mailboxes_end() -> None:
     for user in USERS:
         machine.read(user)
     machine.teardown()
+
+
+def test_the_first_epoch_comes_again_and_what_was_read_before_is_not_believed() -> None:
+    """T-R2: everything is lost, W too; a reader that lived through it reads the whole mailbox again."""
+    machine = ProjectionMachine()
+    machine.begin()
+    world = machine.world
+    machine.small_message("c1", set(USERS[:3]), 1, 0)
+    machine.small_message("c2", set(USERS[:3]), 1, 0)
+    machine.sweep((0, 0))  # the first epoch has begun, and nothing of it is done
+    for shard in range(SHARDS):
+        machine.mailboxes_go_on(shard, 10)
+    reader = machine._rebuild()
+    for user in USERS[:3]:
+        machine._run(reader.ensure(TENANT, f"u{user}", user))
+    covered, world.covered = list(world.covered), [-1] * SHARDS
+    machine.killed()
+    machine.lost("everything", 0)
+    machine.sweep((0, 0))
+    machine.sweep((1, 1))  # the first epoch again, and a row of it
+    world.covered = covered  # mailboxes are back
+    for user in USERS[:3]:
+        machine._run(reader.ensure(TENANT, f"u{user}", user))
+    machine._check(USERS[:3])
+    machine.teardown()
