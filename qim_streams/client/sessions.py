@@ -13,10 +13,12 @@ Invariants: every change may be repeated, and is, until it is answered; a delta 
 Spec: §9.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
 from qim_streams import limits
+from qim_streams.client.backoff import backoff_ms
 from qim_streams.client.conversations import Conversations, KnownConversations
 from qim_streams.client.requests import Requests
 from qim_streams.client.session_book import SessionBook
@@ -46,6 +48,9 @@ if TYPE_CHECKING:
 
 Only = Literal["all", "every", "unread", "muted", "mentioned"]
 PAGES_MAX: Final = 1_000
+LISTED_ATTEMPTS_MAX: Final = 20  # about fifteen seconds
+LISTED_RETRY_MS: Final = 100
+LISTED_RETRY_CAP_MS: Final = 1_000
 
 
 class Sessions:
@@ -141,6 +146,9 @@ class ListedConversations:
     """The `ConversationSet` of a rebuild: the session list, hidden conversations included (Spec: §8 (2)).
 
     What this device keeps is added. A server without a session list leaves `KnownConversations`.
+
+    The list may be a moment behind the mailbox. What lies above its position comes as an event only if it is
+    above this device's sync_to_seq as well, so it is asked for again until it has come as far (A16).
     """
 
     def __init__(self, session: "Session", requests: Requests) -> None:
@@ -156,14 +164,26 @@ class ListedConversations:
         return Conversations(frozenset(ids | set(self._session.inbox.positions())), complete)
 
     async def _listed(self) -> tuple[set[str], bool]:
-        found, complete, cursor = set[str](), True, None
-        for _ in range(PAGES_MAX):
+        for attempt in range(1, LISTED_ATTEMPTS_MAX + 1):
+            found, complete, position = await self._pages()
+            synced = self._session.auth
+            if synced is None or position >= synced.sync_to_seq:
+                return found, complete
+            delay_ms = backoff_ms(attempt, LISTED_RETRY_MS, LISTED_RETRY_CAP_MS, 0.999)
+            await asyncio.sleep(delay_ms / 1_000)
+        return found, False
+
+    async def _pages(self) -> tuple[set[str], bool, int]:
+        """All ids, whether they are all, and the position of the first page."""
+        found, complete, cursor, position = set[str](), True, None, -1
+        for number in range(PAGES_MAX):
             page = await self._requests.ask(
                 lambda rid, at=cursor: PullSessionList(rid, at, limits.SESSION_PAGE_MAX, "every"),  # type: ignore[misc]
                 SessionList,
             )
             found |= {row.conversation_id for row in page.rows}
             complete, cursor = complete and page.projection_complete, page.next_cursor
+            position = position if number else page.projection_mailbox_seq
             if cursor is None:
-                return found, complete
-        return found, False
+                return found, complete, position
+        return found, False, position

@@ -172,8 +172,14 @@ class Traffic:
         self.history.mark("healed")
 
     async def checkpoint(self) -> None:
-        """Every device pulls up to the watermark: whatever a push missed is there afterwards."""
+        """Every device pulls up to the watermark: whatever a push missed is there afterwards. Who was told
+        to rebuild has read the histories, too."""
         await asyncio.gather(*(device.client.checkpoint(HEAL_S) for device in self.devices))
+        await eventually(
+            lambda: not any(device.client.rebuild_pending for device in self.devices),
+            HEAL_S,
+            "every rebuild to end",
+        )
 
     async def _repeat(self, device: Device) -> None:
         """The same ids again: answered ones (some) and those whose outcome nobody knows (half of them)."""
