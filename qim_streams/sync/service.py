@@ -17,7 +17,7 @@ from qim_streams.sync.ports import EpochBoundaries, MailboxAddress, ShardEpochs
 from qim_streams.sync.session import SyncSession
 from qim_streams.sync.verdict import Ok, Rebased, ShardPosition, judge, refusal
 
-PENDING_ROWS_MAX: Final = 50  # the hints of AUTH_OK count no further
+PENDING_ROWS_MAX: Final = 50  # the hints of AUTH_OK count so many; what lies behind them is estimated
 
 
 class Opening(NamedTuple):
@@ -27,7 +27,7 @@ class Opening(NamedTuple):
     here: ShardPosition
     after_seq: int
     sync_to_seq: int
-    pending_entries: int
+    pending_entries: int  # exact below `PENDING_ROWS_MAX`, else an estimate; so are the bytes
     pending_bytes: int
 
 
@@ -59,7 +59,11 @@ class SyncService:
             address.shard, address.tenant_id, address.ordinal, after, sync_to, PENDING_ROWS_MAX
         )
         session = SyncSession(after, sync_to, here.trim)
-        return Opening(session, here, after, sync_to, len(rows), sum(len(row.value) for row in rows))
+        more = 1.0
+        if len(rows) == PENDING_ROWS_MAX:  # as many again in each stretch of the same length
+            more = (sync_to - after) / max(1, rows[-1].mailbox_seq - after)
+        nbytes = sum([len(row.value) for row in rows])
+        return Opening(session, here, after, sync_to, round(more * len(rows)), round(more * nbytes))
 
     def cursor(self, address: MailboxAddress, shard_epoch: int, last_applied: int) -> str:
         """A cursor. `shard_epoch`: the newest that the session has seen; W reached `last_applied` in it."""
