@@ -1,79 +1,72 @@
 """``qim edit`` and ``qim recall``: change a message that was sent before, and the receipt of the change."""
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import click
 
-from qim_streams.cli.connect import client_of, connected, run, stack_options
+from qim_streams.cli.connect import client_of, connected, run, stack_options, token_option
+from qim_streams.cli.send import print_receipt, require_one_place
 from qim_streams.client import QimClient, SendReceipt
 from qim_streams.client.discovery import StackAddress
-from qim_streams.errors import ConfigError
 from qim_streams.ids import direct_conversation_id
 
 CHANGE_S = 30.0
 
 
+Decorated = Callable[..., Any]
+
+
+def _options(who: str, again: str) -> Callable[[Decorated], Decorated]:
+    """The options of both commands. `who`: who may; `again`: what a repeat with the same id is."""
+
+    def decorate(command: Decorated) -> Decorated:
+        for option in (
+            stack_options,
+            token_option,
+            click.option(
+                "--id", "client_message_id", help=f"client_message_id; {again} again with it changes nothing"
+            ),
+            click.option("--group", "conversation", help="or in this conversation"),
+            click.option("--to", "to_user", help="in the direct chat with this user"),
+            click.option("--user", required=True, help=who),
+        ):
+            command = option(command)
+        return command
+
+    return decorate
+
+
 @click.command()
 @click.argument("seq", type=click.IntRange(1))
 @click.argument("text")
-@click.option("--user", required=True, help="who sent the message")
-@click.option("--to", "to_user", help="in the direct chat with this user")
-@click.option("--group", "conversation", help="or in this conversation")
-@click.option("--id", "client_message_id", help="client_message_id; editing again with it changes nothing")
-@click.option("--token", envvar="QIM_TOKEN", hidden=True)
-@stack_options
-def edit(
-    seq: int,
-    text: str,
-    user: str,
-    to_user: str | None,
-    conversation: str | None,
-    client_message_id: str | None,
-    token: str | None,
-    address: StackAddress,
-) -> None:
+@_options("who sent the message", "editing")
+def edit(seq: int, text: str, client_message_id: str | None, **where: Any) -> None:
     """Give message SEQ the body TEXT and print the receipt: conversation, seq of the edit, its id."""
-
-    async def ask(client: QimClient, place: str) -> SendReceipt:
-        body = text.encode()
-        return await client.edit(place, seq, body, client_message_id=client_message_id, timeout_s=CHANGE_S)
-
-    _change(client_of(address, user, "cli-send", token=token), to_user, conversation, ask)
+    body, known = text.encode(), {"client_message_id": client_message_id}
+    _change(lambda client, place: client.edit(place, seq, body, timeout_s=CHANGE_S, **known), **where)
 
 
 @click.command()
 @click.argument("seq", type=click.IntRange(1))
-@click.option("--user", required=True, help="who recalls: the sender, or an owner or admin of the group")
-@click.option("--to", "to_user", help="in the direct chat with this user")
-@click.option("--group", "conversation", help="or in this conversation")
-@click.option("--id", "client_message_id", help="client_message_id; recalling again with it changes nothing")
-@click.option("--token", envvar="QIM_TOKEN", hidden=True)
-@stack_options
-def recall(
-    seq: int,
-    user: str,
-    to_user: str | None,
-    conversation: str | None,
-    client_message_id: str | None,
-    token: str | None,
-    address: StackAddress,
-) -> None:
+@_options("who recalls: the sender, or an owner or admin of the group", "recalling")
+def recall(seq: int, client_message_id: str | None, **where: Any) -> None:
     """Take message SEQ back and print the receipt: conversation, seq of the recall, its id."""
-
-    async def ask(client: QimClient, place: str) -> SendReceipt:
-        return await client.recall(place, seq, client_message_id=client_message_id, timeout_s=CHANGE_S)
-
-    _change(client_of(address, user, "cli-send", token=token), to_user, conversation, ask)
+    known = {"client_message_id": client_message_id}
+    _change(lambda client, place: client.recall(place, seq, timeout_s=CHANGE_S, **known), **where)
 
 
 def _change(
-    client: QimClient,
+    ask: Callable[[QimClient, str], Awaitable[SendReceipt]],
+    *,
+    address: StackAddress,
+    user: str,
+    token: str | None,
     to_user: str | None,
     conversation: str | None,
-    ask: Callable[[QimClient, str], Awaitable[SendReceipt]],
 ) -> None:
-    if (to_user is None) == (conversation is None):
-        raise ConfigError("give either --to USER or --group CONVERSATION")
+    client = client_of(address, user, "cli-send", token=token)
+    require_one_place(to_user, conversation)
 
     async def body() -> SendReceipt:
         try:
@@ -84,5 +77,4 @@ def _change(
         finally:
             await client.close()
 
-    receipt = run(body())
-    click.echo(f"{receipt.conversation_id} #{receipt.conversation_seq} {receipt.message_id.hex()}")
+    print_receipt(run(body()))

@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 from blake3 import blake3
 
-from qim_streams.cli.connect import client_of, connected, stack_options
+from qim_streams.cli.connect import client_of, connected, stack_options, token_option
 from qim_streams.cli.connect import run as run_command
 from qim_streams.cli.tail import message_text, printable
 from qim_streams.client import (
@@ -62,7 +62,7 @@ IN_MEMORY = "memory"
     metavar="FILE",
     help="what remembers this device: a file, or memory; default: a file beside the stack's state",
 )
-@click.option("--token", envvar="QIM_TOKEN", hidden=True)
+@token_option
 @stack_options
 def chat(
     user: str,

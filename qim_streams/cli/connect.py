@@ -57,6 +57,10 @@ _OPTIONS = (
 )
 
 
+# Hidden: a token on a command line is in every process list, so the environment is its place.
+token_option = click.option("--token", envvar="QIM_TOKEN", hidden=True)
+
+
 def read_secret(path: Path) -> str:
     """The secret of a file; ConfigError when it cannot be read."""
     try:

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from qim_streams.cli.columns import columns
-from qim_streams.cli.connect import client_of, connected, run, stack_options
+from qim_streams.cli.connect import client_of, connected, run, stack_options, token_option
 from qim_streams.client import QimClient
 from qim_streams.client.discovery import StackAddress
 from qim_streams.wire.frames_group import GroupState, MemberRow
@@ -27,7 +27,7 @@ def group() -> None:
 def _acts(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options of every command: who acts, and which stack."""
     command = stack_options(command)
-    command = click.option("--token", envvar="QIM_TOKEN", hidden=True)(command)
+    command = token_option(command)
     return click.option("--user", required=True, help="who acts")(command)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import click
 
 from qim_streams import limits
-from qim_streams.cli.connect import client_of, connected, run, stack_options
+from qim_streams.cli.connect import client_of, connected, run, stack_options, token_option
 from qim_streams.cli.tail import message_line
 from qim_streams.client import QimClient
 from qim_streams.client.discovery import StackAddress
@@ -42,7 +42,7 @@ _WORDS = {
 )
 @click.option("--all", "everything", is_flag=True, help="page after page to the end")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object per page")
-@click.option("--token", envvar="QIM_TOKEN", hidden=True)
+@token_option
 @stack_options
 def history(
     conversation: str | None,

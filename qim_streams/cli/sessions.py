@@ -8,7 +8,7 @@ import click
 
 from qim_streams import limits
 from qim_streams.cli.columns import columns, moment
-from qim_streams.cli.connect import client_of, connected, run, stack_options
+from qim_streams.cli.connect import client_of, connected, run, stack_options, token_option
 from qim_streams.client import QimClient
 from qim_streams.client.discovery import StackAddress
 from qim_streams.wire.frames_sessions import ONLY, SessionList, SessionRow
@@ -17,7 +17,6 @@ from qim_streams.wire.schema import Schema
 _PAGE, _ROW = Schema(SessionList), Schema(SessionRow)
 _HEADER = ("conversation", "kind", "unread", "mentions", "read", "latest", "marks", "newest", "name or peer")
 _USER = click.option("--user", required=True, help="whose list")
-_TOKEN = click.option("--token", envvar="QIM_TOKEN", hidden=True)
 
 
 @click.group()
@@ -32,7 +31,7 @@ def sessions() -> None:
 @click.option("--cursor", help="go on after a page that said so")
 @click.option("--limit", type=click.IntRange(1, limits.SESSION_PAGE_MAX), default=50, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="one JSON object")
-@_TOKEN
+@token_option
 @stack_options
 def list_command(
     user: str,
@@ -72,7 +71,7 @@ def _changing(name: str, text: str, *arguments: Any) -> Callable[[Any], click.Co
             _as_user(address, user, token, body)
 
         command: Any = stack_options(run_it)
-        for option in (*reversed(arguments), _TOKEN, _USER, click.argument("conversation")):
+        for option in (*reversed(arguments), token_option, _USER, click.argument("conversation")):
             command = option(command)  # the last one applied stands first
         return sessions.command(name, help=text)(command)
 

@@ -5,7 +5,7 @@ from datetime import datetime
 
 import click
 
-from qim_streams.cli.connect import client_of, connected, run, stack_options
+from qim_streams.cli.connect import client_of, connected, run, stack_options, token_option
 from qim_streams.client import (
     Delivery,
     MessageEdited,
@@ -28,7 +28,7 @@ _EVENT = Schema(Event)
 @click.option("--from-start", is_flag=True, help="first everything that the mailbox still holds")
 @click.option("--count", type=click.IntRange(0), default=0, help="stop after so many messages; 0 = never")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object per message")
-@click.option("--token", envvar="QIM_TOKEN", hidden=True)
+@token_option
 @stack_options
 def tail(
     user: str,

@@ -42,7 +42,7 @@ from qim_streams.streaming.app import StreamApp, build_app
 from qim_streams.streaming.dead_letter import DEAD_LETTER_TOPIC, DeadLetterSink
 from qim_streams.streaming.doubt import die
 from qim_streams.streaming.lanes import PartitionLanes
-from qim_streams.streaming.source import SourceRole
+from qim_streams.streaming.source import served_by
 from qim_streams.streaming.spec import AppSpec
 from qim_streams.streaming.table import AckedTable
 from qim_streams.streaming.web import add_standard_pages
@@ -180,15 +180,7 @@ def build_mailbox(settings: Settings | None = None) -> MailboxWorker:
     role = _MailboxRole(settings, app, progress, watermarks)
     app.add_resource(role.open, role.close)
 
-    lanes = app.add_source(
-        DISPATCH_TOPIC,
-        SourceRole(
-            lambda shard: role.service.start_position(shard),
-            lambda batches: role.service.handle(batches),
-            lambda shards: role.service.release(shards),
-            lambda shards: role.service.checkpoint(shards),
-        ),
-    )
+    lanes = app.add_source(DISPATCH_TOPIC, served_by(lambda: role.service))
     add_standard_pages(app)
     add_table_views(
         app, [(dispatch_progress.VIEW, progress, shards), (lane_watermarks.VIEW, watermarks, shards)]

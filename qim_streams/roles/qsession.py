@@ -31,7 +31,7 @@ from qim_streams.streaming import topics
 from qim_streams.streaming.app import StreamApp, build_app
 from qim_streams.streaming.doubt import die
 from qim_streams.streaming.lanes import PartitionLanes
-from qim_streams.streaming.source import SourceRole
+from qim_streams.streaming.source import served_by
 from qim_streams.streaming.spec import AppSpec
 from qim_streams.streaming.web import Page, add_page, add_standard_pages
 
@@ -156,15 +156,7 @@ def build_qsession(settings: Settings | None = None) -> QsessionWorker:
     )
     role = _QsessionRole(settings, app)
     app.add_resource(role.open, role.close)
-    lanes = app.add_source(
-        DISPATCH_TOPIC,
-        SourceRole(
-            lambda shard: role.service.start_position(shard),
-            lambda batches: role.service.handle(batches),
-            lambda shards: role.service.release(shards),
-            lambda shards: role.service.checkpoint(shards),
-        ),
-    )
+    lanes = app.add_source(DISPATCH_TOPIC, served_by(lambda: role.service))
     add_standard_pages(app)
     add_page(app, "/projection", lambda request: role.standing(settings.mailbox_shards))
     return QsessionWorker(app, lanes)

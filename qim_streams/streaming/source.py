@@ -5,7 +5,7 @@ Spec: §5 (order), §14.2 (expected_previous as read).
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from qim_streams.errors import Policy, policy_of
 from qim_streams.joined import all_of
@@ -99,6 +99,32 @@ class SourceRole:
     def is_transient(self, error: BaseException) -> bool:
         """Whether the same call may succeed later."""
         return isinstance(error, self.transient) or policy_of(error) is Policy.RETRY
+
+
+class SweepService(Protocol):
+    """A stage that works by sweeps and checkpoints; each method fills a field of `SourceRole`."""
+
+    async def start_position(self, partition: int, /) -> int:
+        """See `SourceRole.start_position`."""
+
+    async def handle(self, batches: Sequence[SourceBatch], /) -> None:
+        """See `SourceRole.handle`."""
+
+    async def release(self, partitions: frozenset[int], /) -> None:
+        """See `SourceRole.on_released`."""
+
+    async def checkpoint(self, partitions: Sequence[int], /) -> None:
+        """See `SourceRole.checkpoint`."""
+
+
+def served_by(service: Callable[[], SweepService]) -> SourceRole:
+    """The role of a service that is made later: `service` is asked for it at each call."""
+    return SourceRole(
+        lambda partition: service().start_position(partition),
+        lambda batches: service().handle(batches),
+        lambda partitions: service().release(partitions),
+        lambda partitions: service().checkpoint(partitions),
+    )
 
 
 def one_by_one(handle: Callable[[SourceBatch], Awaitable[None]]) -> Handler:

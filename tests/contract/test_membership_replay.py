@@ -9,9 +9,9 @@ from qim_streams.membership.commands import GroupCommand, GroupOp
 from qim_streams.membership.ports import MembershipRow
 from qim_streams.redis_tier import RedisClient
 from qim_streams.testing.memory_outbox import MemoryMembershipLog
-from qim_streams.testing.memory_tier import MemoryHotTier
 from qim_streams.testing.memory_writer import WriterRig
-from tests.support.hot_tier import SHARDS, TENANT, redis_tier
+from tests.support import writer_rig
+from tests.support.hot_tier import TENANT, redis_tier
 
 SEED = 20_260_106
 CHATS = ("g1", "g2")
@@ -23,18 +23,7 @@ def rig_on(client: RedisClient, change_log: MemoryMembershipLog, boot: int) -> W
     tier = redis_tier(client)
     for store in (tier.conversations, tier.membership, tier.reader):
         store._partition_of = lambda *_: 0  # type: ignore[union-attr, attr-defined]
-    return WriterRig(
-        MemoryHotTier(lambda *_: 0),
-        [],
-        boot=boot,
-        conversations=tier.conversations,
-        membership=tier.membership,
-        reader=tier.reader,
-        directory=tier.directory,
-        leases=tier.leases,
-        change_log=change_log,
-        mailbox_shards=SHARDS,
-    )
+    return writer_rig.rig_on(tier, [], boot, change_log, lambda *_: 0)
 
 
 async def dump(client: RedisClient) -> dict[bytes, bytes]:

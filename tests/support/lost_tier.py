@@ -13,9 +13,9 @@ from qim_streams.membership.commands import GroupCommand, GroupOp
 from qim_streams.records import MessageRecord, decode_message, decode_outbox
 from qim_streams.redis_tier import RedisClient
 from qim_streams.testing.memory_outbox import MemoryMembershipLog
-from qim_streams.testing.memory_tier import MemoryHotTier
 from qim_streams.testing.memory_writer import WriterRig
-from tests.support.hot_tier import PARTITIONS, SHARDS, TENANT, partition_of, redis_tier
+from tests.support.hot_tier import PARTITIONS, TENANT, redis_tier
+from tests.support.writer_rig import rig_on
 
 GROUPS = ("g1", "g2", "g3")
 USERS = tuple(f"u{n}" for n in range(12))
@@ -34,20 +34,8 @@ class World:
 
     async def boot(self, serve: bool = True) -> WriterRig:
         """A new process; its predecessor is dead."""
-        tier = redis_tier(self.client)
         self.boots += 1
-        rig = WriterRig(
-            MemoryHotTier(partition_of),
-            self.log,
-            boot=self.boots,
-            conversations=tier.conversations,
-            membership=tier.membership,
-            reader=tier.reader,
-            directory=tier.directory,
-            leases=tier.leases,
-            change_log=self.changes,
-            mailbox_shards=SHARDS,
-        )
+        rig = rig_on(redis_tier(self.client), self.log, self.boots, self.changes)
         if serve:
             await rig.take(*range(PARTITIONS))
         return rig

@@ -18,9 +18,9 @@ from qim_streams.ids import direct_conversation_id
 from qim_streams.records import MessageRecord, decode_message, decode_outbox
 from qim_streams.redis_tier import RedisClient, connect
 from qim_streams.settings import Settings
-from qim_streams.testing.memory_tier import MemoryHotTier
 from qim_streams.testing.memory_writer import WriterRig
-from tests.support.hot_tier import SHARDS, partition_of, redis_tier
+from tests.support.hot_tier import redis_tier
+from tests.support.writer_rig import rig_on
 
 pytestmark = pytest.mark.integration
 
@@ -53,19 +53,8 @@ class World:
         self.boots = self.numbers = 0
 
     async def boot(self) -> WriterRig:
-        tier = redis_tier(self.client)
         self.boots += 1
-        rig = WriterRig(
-            MemoryHotTier(partition_of),
-            self.log,
-            boot=self.boots,
-            conversations=tier.conversations,
-            membership=tier.membership,
-            reader=tier.reader,
-            directory=tier.directory,
-            leases=tier.leases,
-            mailbox_shards=SHARDS,
-        )
+        rig = rig_on(redis_tier(self.client), self.log, self.boots)
         await rig.take(0, 1, 2, 3)
         return rig
 
