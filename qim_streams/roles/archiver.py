@@ -17,7 +17,6 @@ Spec: §1 ARCHIVED, §3, §14.8.
 
 import asyncio
 import math
-import os
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -33,7 +32,7 @@ from qim_streams.placement import outbox_partition
 from qim_streams.redis_tier import RedisClient, connect
 from qim_streams.roles.poison import PoisonLetters
 from qim_streams.roles.session_lists import compose_keeper
-from qim_streams.runtime import now_ms, run_in_batches
+from qim_streams.runtime import give_way, now_ms, run_in_batches
 from qim_streams.script_pipe import ScriptPipe
 from qim_streams.settings import Settings, load_settings
 from qim_streams.streaming import topics
@@ -47,8 +46,8 @@ from qim_streams.streaming.web import Page, add_page, add_standard_pages
 
 ROLE = "history-archiver"
 OUTBOX_TOPIC = "qim.outbox.v1"
-FETCH_BYTES, FETCH_WAIT_MS = 1024 * 1024, 250
-NICENESS = 5
+# Below what a fetch brings of one partition at most (1 MB): a backlog must never wait for more.
+FETCH_BYTES, FETCH_WAIT_MS = 768 * 1024, 250
 
 
 class ArchiverWorker(NamedTuple):
@@ -71,8 +70,7 @@ class _ArchiverRole:
 
     async def open(self) -> None:
         """Take the archive; ConfigError when it is in use or not available."""
-        # Nobody waits for ARCHIVED: where cores are short, the stages that users wait for come first.
-        os.nice(NICENESS)
+        give_way()  # nobody waits for ARCHIVED
         run_in_batches()
         settings = self._settings
         self._archive = await open_archive(settings)

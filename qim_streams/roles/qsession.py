@@ -8,7 +8,6 @@ Spec: §9.
 
 import asyncio
 import logging
-import os
 from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple
@@ -23,7 +22,7 @@ from qim_streams.membership.redis_reader import RedisMembershipReader
 from qim_streams.redis_tier import RedisClient, connect, translated
 from qim_streams.roles.hot_tier import kept_intervals
 from qim_streams.roles.tracing import partition_of
-from qim_streams.runtime import now_ms, run_in_batches, settle_garbage_collection
+from qim_streams.runtime import give_way, now_ms, run_in_batches, settle_garbage_collection
 from qim_streams.sessions.projection import SessionProjection
 from qim_streams.sessions.redis_projection import RedisProjection
 from qim_streams.settings import Settings, load_settings
@@ -40,10 +39,10 @@ log = logging.getLogger(__name__)
 ROLE = "qsession"
 DISPATCH_TOPIC = "qim.dispatch.v1"
 # A list that is a tenth of a second behind is not seen by anybody; a fetch per message would cost a core.
-FETCH_BYTES: Final = 128 * 1024
+# The bytes are below what a fetch brings of one partition at most (1 MB): a backlog must never wait for more.
+FETCH_BYTES: Final = 768 * 1024
 FETCH_WAIT_MS: Final = 100
 BATCH_RECORDS_MAX: Final = 4_000
-NICENESS: Final = 5
 COMPARE_S: Final = 3.0
 
 
@@ -72,7 +71,7 @@ class _QsessionRole:
                 "session_projection: the mailbox workers keep session lists; set "
                 "QIM_SESSION_PROJECTION=qsession for all workers, or do not start this role"
             )
-        os.nice(NICENESS)
+        give_way()
         settle_garbage_collection()
         run_in_batches()
         settings = self._settings

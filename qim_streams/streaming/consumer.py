@@ -44,7 +44,7 @@ from qim_streams.streaming.doubt import die
 from qim_streams.streaming.lanes import PartitionLanes
 from qim_streams.streaming.source import Chunk, cut
 from qim_streams.streaming.starts import LogRange, PartitionStarts
-from qim_streams.streaming.transport import Drained, StreamConsumerThread
+from qim_streams.streaming.transport import Drained, StreamConsumerThread, message_of
 from qim_streams.streaming.watchdog import WATCH_INTERVAL_S, ConsumerWatch, PartitionView
 
 log = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ class StreamConsumer(driver.Consumer):
                 for record in part.records:
                     if not self._current(epoch):
                         return
-                    yield part.tp, self._to_message(part.tp, record)
+                    yield part.tp, message_of(part.tp, record, self.app.consumer_generation_id)
                 continue
             found.setdefault(part.tp.topic, []).extend(await self._chunks(part))
         for topic, chunks in found.items():
@@ -148,7 +148,7 @@ class StreamConsumer(driver.Consumer):
             self.positions[tp] = chunk.records[-1].offset + 1
             self.deliveries[tp] = self.deliveries.get(tp, 0) + 1
         self._note("delivered", len(chunks))
-        message = self._to_message(tp, chunks[-1].records[-1])
+        message = message_of(tp, chunks[-1].records[-1], self.app.consumer_generation_id)
         message.key, message.value = None, tuple(chunks)
         return tp, message
 

@@ -10,7 +10,7 @@ What differs from Faust's own thread:
   records were taken before or after it;
 * partitions that must not deliver are paused inside aiokafka, so that neither an unread answer nor a
   useless one holds up the fetches of the rest;
-* records come as plain tuples: aiokafka's frozen dataclass costs more than all else about a record;
+* records come as the parser made them: aiokafka's frozen dataclass costs more than all else about a record;
 * a failed commit is reported, not a crash: it is only a hint, and the next one covers it.
 
 Spec: §11 rule 1.
@@ -27,7 +27,7 @@ from aiokafka.consumer import fetcher
 from aiokafka.errors import CommitFailedError, ConsumerStoppedError, IllegalStateError, KafkaError
 from aiokafka.structs import OffsetAndMetadata, TopicPartition
 from faust.transport.drivers import aiokafka as driver
-from faust.types import TP
+from faust.types import TP, ConsumerMessage
 from mode.threads import MethodQueue
 
 from qim_streams.pacing import FetchPace, Hold
@@ -38,41 +38,34 @@ _PREFETCH_BACKOFF_S = 0.01
 _THREAD_CALLS = 8
 
 
-class FetchedRecord(NamedTuple):
-    """What aiokafka's ConsumerRecord holds, with the same names."""
-
-    topic: str
-    partition: int
-    offset: int
-    timestamp: int
-    timestamp_type: int
-    key: bytes | None
-    value: bytes | None
-    checksum: int | None
-    serialized_key_size: int
-    serialized_value_size: int
-    headers: Any
+def _record_itself(_: Any, __: TopicPartition, record: Any) -> Any:
+    return record
 
 
-def _fetched_record(_: Any, tp: TopicPartition, record: Any) -> FetchedRecord:
+# Every consumer of the process: a record stays what aiokafka's parser, in C, made of it (offset, key, value,
+# timestamp, headers). Neither topic and partition, which stand beside the list that it is in, nor
+# deserializers are used by any of them.
+fetcher.PartitionRecords._consumer_record = _record_itself
+
+
+def message_of(tp: TP, record: Any, generation_id: int) -> ConsumerMessage:
+    """Faust's message of a record of `tp`; its time is in seconds."""
     key, value = record.key, record.value
-    return FetchedRecord(
+    return ConsumerMessage(
         tp.topic,
         tp.partition,
         record.offset,
-        record.timestamp,
+        record.timestamp / 1000.0,
         record.timestamp_type,
+        record.headers,
         key,
         value,
         None,
         -1 if key is None else len(key),
         -1 if value is None else len(value),
-        record.headers,
+        tp,
+        generation_id=generation_id,
     )
-
-
-# Every consumer of the process; deserializers are used by none of them.
-fetcher.PartitionRecords._consumer_record = _fetched_record
 
 
 class Drained(NamedTuple):

@@ -2,7 +2,14 @@
 
 import pytest
 
-from qim_streams.pacing import FETCH_MIN_BYTES, FETCH_WAIT_MAX_MS, FetchPace, Hold, Pace
+from qim_streams.pacing import (
+    FETCH_MIN_BYTES,
+    FETCH_WAIT_MAX_MS,
+    UNHURRIED_WAIT_MAX_MS,
+    FetchPace,
+    Hold,
+    Pace,
+)
 
 
 def drive(pace: Pace, per_s: float, seconds: float = 2.0, start_s: float = 100.0) -> float:
@@ -41,7 +48,12 @@ def test_a_fetch_asks_for_more_only_under_load() -> None:
     assert pace.note(0, 120.0) == idle
 
 
-def test_a_reader_in_no_hurry_keeps_its_own_terms() -> None:
-    idle = Hold(1_000_000, 250)
+def test_a_reader_in_no_hurry_waits_for_its_bytes_and_the_longer_the_more_comes() -> None:
+    idle = Hold(700_000, 250)
     pace = FetchPace(idle)
-    assert {pace.note(500, 100.0 + number / 10) for number in range(30)} == {idle}
+    held = [pace.note(100, 100.0 + number / 10) for number in range(30)]
+    assert held[0] == idle
+    assert held[-1] == Hold(700_000, 350), "a thousand a second"
+    busy = [pace.note(5_000, 110.0 + number / 10) for number in range(30)][-1]
+    assert busy == Hold(700_000, 250 + UNHURRIED_WAIT_MAX_MS)
+    assert pace.note(0, 140.0) == idle
