@@ -16,9 +16,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import uvloop
-from prometheus_client import start_http_server
 
 from qim_streams.errors import ConfigError, QimError
+from qim_streams.exposition import serve_metrics
 from qim_streams.settings import Settings
 from qim_streams.streaming.doubt import EXIT_CONFIG, die
 from qim_streams.streaming.quiet import quiet_drivers
@@ -92,8 +92,7 @@ def run_role(
         loop = asyncio.get_running_loop()
         for name in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(name, stop.set)
-        if settings.metrics_port:
-            start_http_server(settings.metrics_port, addr="127.0.0.1")
+        serve_metrics(settings.metrics_host, settings.metrics_port)
         settle_garbage_collection()
         await main(settings, stop)
 

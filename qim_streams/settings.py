@@ -59,9 +59,8 @@ class Settings(BaseSettings):
     log_level: str = _setting(
         "INFO", "stack", "DEBUG, INFO, WARNING or ERROR", pattern="^(DEBUG|INFO|WARNING|ERROR)$"
     )
-    metrics_port: int = _setting(
-        0, "stack", "Prometheus port of this process on loopback; 0 = off", ge=0, le=65535
-    )
+    metrics_host: str = _setting("127.0.0.1", "stack", "address of this process's Prometheus port")
+    metrics_port: int = _setting(0, "stack", "Prometheus port of this process; 0 = closed", ge=0, le=65535)
 
     # -- security
     internal_secret: SecretStr = _setting(

@@ -72,6 +72,7 @@ def parse_workers(values: tuple[str, ...]) -> dict[str, int]:
 )
 @click.option("--quick", is_flag=True, help="an embedded broker that starts fast and stays slower: for tests")
 @click.option("--web", is_flag=True, help="open the workers' web views on loopback")
+@click.option("--metrics", is_flag=True, help="open a Prometheus port per role on loopback, and list them")
 def up(
     state_dir: Path,
     brokers: str | None,
@@ -85,6 +86,7 @@ def up(
     backoff: float,
     quick: bool,
     web: bool,
+    metrics: bool,
 ) -> None:
     """Start the servers and one process per role; a table shows them; Ctrl-C stops everything.
 
@@ -103,7 +105,13 @@ def up(
     )
     options = RunOptions(
         plan.StackOptions(
-            state_dir, settings.node_id, parse_workers(workers), web, settings.archive, frozenset(without)
+            state_dir,
+            settings.node_id,
+            parse_workers(workers),
+            web,
+            settings.archive,
+            frozenset(without),
+            metrics,
         ),
         servers,
         RestartPolicy(restarts_max=restarts, backoff_last_s=backoff),

@@ -8,7 +8,7 @@ Spec: §1 (the roles).
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from qim_streams.errors import ConfigError
@@ -37,7 +37,8 @@ class Addresses:
 
 @dataclass(frozen=True, slots=True)
 class RolePlan:
-    """One process. `port` is its listening port (0 = none), `state_dir` its own directory."""
+    """One process. `port`: where it listens, `metrics_port`: where it shows its metrics (0: nowhere),
+    `state_dir`: its own directory."""
 
     name: str
     role: str
@@ -45,6 +46,7 @@ class RolePlan:
     env: dict[str, str]
     port: int
     state_dir: Path
+    metrics_port: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ class StackOptions:
     web: bool = False
     archive: str = ""
     without: frozenset[str] = frozenset()
+    metrics: bool = False
 
 
 def role_names(options: StackOptions) -> list[tuple[str, str, int]]:
@@ -91,8 +94,10 @@ def plan_roles(
     secrets: Mapping[str, str],
     ports: Mapping[str, int],
     environ: Mapping[str, str],
+    metrics_ports: Mapping[str, int] | None = None,
 ) -> list[RolePlan]:
-    """The processes in start order. `ports` has one free port per process name (see `role_names`)."""
+    """The processes in start order. `ports` has one free port per process name (see `role_names`),
+    `metrics_ports` another one, None: the caller's environment decides."""
     files = {f"QIM_{name.upper()}_FILE" for name in secrets}  # read already: `secrets` has what is in them
     passed = {name: value for name, value in environ.items() if name.startswith("QIM_") and name not in files}
     shared = passed | {f"QIM_{name.upper()}": value for name, value in secrets.items()}
@@ -113,7 +118,11 @@ def plan_roles(
     for name, role, slot in role_names(options):
         state_dir = options.state_dir / "roles" / name
         env = shared | {"QIM_STATE_DIR": str(state_dir), "QIM_WORKER_SLOT": str(slot)}
-        plans.append(_plan(name, role, env, ports.get(name, 0), state_dir, options.web))
+        port = (metrics_ports or {}).get(name, 0)
+        if port:
+            env["QIM_METRICS_PORT"] = str(port)
+        made = _plan(name, role, env, ports.get(name, 0), state_dir, options.web)
+        plans.append(replace(made, metrics_port=port))
     return plans
 
 

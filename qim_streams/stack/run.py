@@ -24,6 +24,7 @@ from qim_streams.embedded.roles import Ready, RestartPolicy, RoleSpec
 from qim_streams.embedded.stack import BrokerKind, EmbeddedStack
 from qim_streams.embedded.supervisor import Supervisor
 from qim_streams.errors import ConfigError, StoreUnavailable
+from qim_streams.exposition import write_targets
 from qim_streams.settings import Settings, load_settings
 from qim_streams.stack import plan, secrets
 from qim_streams.streaming import topics
@@ -111,8 +112,9 @@ async def _run(stack: EmbeddedStack, options: RunOptions, then: Then | None, sta
     cassandra_port = stack.cassandra.port if stack.cassandra is not None else 0
     addresses = plan.Addresses(stack.brokers, stack.redis_url, cassandra_port)
     names = [name for name, _, _ in plan.role_names(options.plan)]
-    ports = _choose_ports(names)
-    roles = plan.plan_roles(options.plan, addresses, drawn, ports, os.environ)
+    ports, metrics = _choose_ports(names, options.plan.metrics)
+    roles = plan.plan_roles(options.plan, addresses, drawn, ports, os.environ, metrics)
+    write_targets(state_dir, metrics)
     settings = _stack_settings(addresses, drawn, options.plan)
     running = Running(
         gateway_url=f"ws://127.0.0.1:{ports['gateway']}/ws",
@@ -198,14 +200,15 @@ def _apply_topics(settings: Settings) -> None:
         raise ConfigError(f"broker {settings.brokers}: {error}") from error.__cause__
 
 
-def _choose_ports(names: list[str]) -> dict[str, int]:
-    """A port per process: what ``QIM_<ROLE>_PORT`` sets, else a free one."""
-    ports = dict(zip(names, free_ports(len(names)), strict=True))
+def _choose_ports(names: list[str], metrics: bool) -> tuple[dict[str, int], dict[str, int]]:
+    """A port per process: what ``QIM_<ROLE>_PORT`` sets, else a free one; another for metrics if wanted."""
+    free = free_ports(len(names) * (2 if metrics else 1))
+    ports = dict(zip(names, free[: len(names)], strict=True))
     for role in plan.SERVER_ROLES:
         asked = os.environ.get(f"QIM_{role.upper()}_PORT", "0")
         if asked.isdigit() and int(asked):
             ports[role] = int(asked)
-    return ports
+    return ports, dict(zip(names, free[len(names) :], strict=False))
 
 
 def _stack_settings(
@@ -228,6 +231,8 @@ def _role_spec(role: plan.RolePlan) -> RoleSpec:
     if role.role in plan.SERVER_ROLES:
         ports = {"port": role.port}
         ready = role.port if role.role == "writer" else _answers(f"http://127.0.0.1:{role.port}/readyz")
+    if role.metrics_port:
+        ports = ports | {"metrics": role.metrics_port}
     (role.state_dir / plan.READY_FILE).unlink(missing_ok=True)
     return RoleSpec(
         name=role.name,

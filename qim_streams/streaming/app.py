@@ -31,6 +31,7 @@ from faust.transport.drivers import aiokafka as driver
 from mode.supervisors import CrashingSupervisor
 
 from qim_streams.errors import ConfigError, LogAppendError
+from qim_streams.exposition import serve_metrics
 from qim_streams.streaming.consumer import StreamConsumer
 from qim_streams.streaming.datadir import DataDirLock
 from qim_streams.streaming.doubt import EXIT_CONFIG, die
@@ -168,6 +169,10 @@ class StreamApp(faust.App):
         self.add_future(self._beat())
 
     async def _open_resources(self) -> None:
+        try:
+            serve_metrics(self.stream_spec.metrics_bind, self.stream_spec.metrics_port)
+        except ConfigError as error:
+            die(str(error), code=EXIT_CONFIG)
         for opening, _ in self._resources:
             try:
                 await opening()

@@ -80,6 +80,8 @@ class AppSpec:
     web_enabled: bool = False
     web_bind: str = "127.0.0.1"
     web_port: int = 6066
+    metrics_bind: str = "127.0.0.1"
+    metrics_port: int = 0  # 0: closed
 
     def __post_init__(self) -> None:
         """Check relations; ConfigError names the field and the remedy."""
@@ -140,6 +142,8 @@ class AppSpec:
             web_enabled=settings.web_enabled,
             web_bind=settings.web_host,
             web_port=settings.web_port,
+            metrics_bind=settings.metrics_host,
+            metrics_port=settings.metrics_port,
         )
 
 
