@@ -20,7 +20,8 @@ def serve_metrics(host: str, port: int) -> None:
     """Answer ``GET /metrics`` from a thread; port 0: do nothing. ConfigError when the port cannot be had."""
     if not port:
         return
-    disable_created_metrics()  # a time series beside each counter and histogram that nobody asks for
+    # Else there is a series beside each counter and histogram, of times that nobody asks for.
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     try:
         start_http_server(port, addr=host)
     except OSError as error:

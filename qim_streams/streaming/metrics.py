@@ -1,7 +1,8 @@
 """Prometheus metrics of the streaming layer, updated once per chunk, batch or call, never per record.
 
 Labels are bounded: `role` and `topic` come from the declared roles and topics, `branch` and `why`
-from the literals in this package. Nothing is labelled by partition, key or error text.
+from the literals in this package; `partition` is that of a declared topic, and only where a partition may
+stand still alone. Nothing is labelled by key or error text.
 """
 
 from prometheus_client import Counter, Gauge, Histogram
@@ -24,6 +25,12 @@ BATCH_SECONDS = Histogram(
     "qim_stream_batch_seconds", "Time in the handler, retries included", ("role", "topic"), buckets=_SECONDS
 )
 QUEUED_RECORDS = Gauge("qim_stream_queued_records", "Records waiting in lanes", ("role", "topic"))
+LAG_RECORDS = Gauge(
+    "qim_stream_lag_records", "Records written and not done yet", ("role", "topic", "partition")
+)
+LAG_SECONDS = Gauge(
+    "qim_stream_lag_seconds", "Since the log ended where the worker is now", ("role", "topic", "partition")
+)
 RETRIES = Counter("qim_stream_retries_total", "Handler retries in place", ("role", "topic"))
 APPENDS = Counter("qim_log_appends_total", "Append calls by outcome", ("client", "outcome"))
 APPENDED_RECORDS = Counter("qim_log_appended_records_total", "Records acknowledged by the log", ("client",))

@@ -13,6 +13,7 @@ import faulthandler
 import logging
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -21,6 +22,7 @@ from aiokafka.errors import KafkaError
 from faust.types import TP
 
 from qim_streams.streaming.doubt import die
+from qim_streams.streaming.lag import LagWatch
 
 if TYPE_CHECKING:
     from qim_streams.streaming.consumer import StreamConsumer
@@ -156,11 +158,13 @@ class ConsumerWatch:
         spec = consumer.spec
         self._consumer = consumer
         self._stalls = StallWatch(spec.stall_timeout_s, spec.uncommitted_timeout_s, WATCH_INTERVAL_S)
+        self._lag = LagWatch(spec.role)
         self._rebalance = RebalanceWatch(spec.recovery_stall_timeout_s, WATCH_INTERVAL_S)
 
     def reset(self) -> None:
         """A new assignment begins."""
         self._stalls.reset()
+        self._lag.reset()
 
     async def look(self) -> None:
         """One tick: look, and end the process or seek back where a watch says so."""
@@ -169,7 +173,9 @@ class ConsumerWatch:
         left = consumer.app.tables.recovery.active_remaining_total() if busy else 0
         verdict = self._rebalance.tick(busy, (consumer.epoch, left))
         if verdict is None:
-            verdict = self._stalls.tick([] if busy else await self._views())
+            views = [] if busy else await self._views()
+            self._lag.note([(view.tp, view.processed, view.end) for view in views], time.monotonic())
+            verdict = self._stalls.tick(views)
         if verdict.reason is not None:
             die(verdict.reason)
         for tp in verdict.look_again:
