@@ -60,9 +60,12 @@ class WriterLinks:
         calls_max: int = CALLS_MAX,
         bytes_max: int = BYTES_MAX,
         rng: random.Random | None = None,
+        resource: str = "ob",
     ) -> None:
+        """`resource`: what the leases of the partitions are called, before the colon."""
         self._leases, self._secret, self._node, self._partitions = leases, secret, node, outbox_partitions
         self._calls_max, self._bytes_max, self._rng = calls_max, bytes_max, rng or random.Random()
+        self._resource = resource
         self._owner: dict[int, str] = {}  # partition -> address
         self._links: dict[str, WriterLink] = {}
         self._down: dict[str, _Down] = {}
@@ -136,26 +139,37 @@ class WriterLinks:
         """
         partition = outbox_partition(command.tenant_id, command.conversation_id, self._partitions)
         nbytes = 512 + sum(map(len, command.user_ids))
-        if not self._has_room(nbytes):
-            raise AdmissionRefused("OVERLOADED", "too many unanswered requests here", retry_after_ms=500)
-        future: asyncio.Future[list[Any] | None] = asyncio.get_running_loop().create_future()
-
-        def answer(_: Call, fields: list[Any] | None) -> None:
-            if not future.done():
-                future.set_result(fields)
-
-        deadline_s = asyncio.get_running_loop().time() + timeout_s
-        call = Call(Op.GROUP, rpc_protocol.group_args(command), partition, deadline_s, nbytes, answer)
-        self._begin(call)
-        fields = await future
-        if fields is None:
-            outcome = Outcome.UNKNOWN if call.handed or call.unsure else Outcome.NOT_APPLIED
-            raise StoreUnavailable("no writer answered the group command in time", outcome)
+        fields = await self.call(Op.GROUP, rpc_protocol.group_args(command), partition, nbytes, timeout_s)
         state = rpc_protocol.read_group_answer(fields)
         if isinstance(state, GroupState):
             return state
         _, code, detail, retry_after_ms = state
         raise AdmissionRefused(code, detail, retry_after_ms=retry_after_ms)
+
+    async def call(
+        self, op: int, args: tuple[object, ...], partition: int, nbytes: int, timeout_s: float
+    ) -> list[Any]:
+        """The fields of the answer of the partition's owner. `nbytes`: about what it takes in a frame.
+
+        AdmissionRefused: OVERLOADED here. StoreUnavailable after `timeout_s`, with outcome NOT_APPLIED or
+        UNKNOWN. It is repeated at the next owner when one is lost, so it must be safe to repeat.
+        """
+        if not self._has_room(nbytes):
+            raise AdmissionRefused("OVERLOADED", "too many unanswered requests here", retry_after_ms=500)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[list[Any] | None] = loop.create_future()
+
+        def answer(_: Call, fields: list[Any] | None) -> None:
+            if not future.done():
+                future.set_result(fields)
+
+        call = Call(op, args, partition, loop.time() + timeout_s, nbytes, answer)
+        self._begin(call)
+        fields = await future
+        if fields is None:
+            outcome = Outcome.UNKNOWN if call.handed or call.unsure else Outcome.NOT_APPLIED
+            raise StoreUnavailable("no owner of the partition answered in time", outcome)
+        return fields
 
     def _has_room(self, nbytes: int) -> bool:
         return len(self._live) < self._calls_max and self._bytes + nbytes <= self._bytes_max
@@ -262,7 +276,7 @@ class WriterLinks:
         self._looked_up_s = asyncio.get_running_loop().time()
         partitions = sorted({call.partition for call in self._homeless.values()})
         try:
-            holders = await self._leases.holders([f"ob:{partition}" for partition in partitions])
+            holders = await self._leases.holders([f"{self._resource}:{p}" for p in partitions])
         except StoreError as error:
             log.warning("owners of %d partitions not looked up: %s", len(partitions), error)
             return False
