@@ -61,6 +61,10 @@ class LiveFeed:
         """A MAILBOX_BATCH was sent."""
         self._start(self.stream.pulled(after_seq, through_seq))
 
+    def behind(self, watermark: int) -> None:
+        """The push log may not tell what is visible up to `watermark`: send it from the mailbox."""
+        self._start(self.stream.behind(watermark))
+
     def close(self) -> None:
         """Stop filling."""
         if self._task is not None:

@@ -18,6 +18,10 @@ dropped and the fill goes further, up to the last event that was dropped (`owed`
 event is in the store. An owner with a newer epoch starts this anew: its pushes are held until its own
 PresenceReady, and the fill from `position` closes whatever gap its predecessor left.
 
+Where the push log does not tell (it cannot be read, nobody promises), somebody who sees W in the store says
+`behind`: the stretch up to W is filled, and the stream goes back to what it was. What the log brings of it
+afterwards is at or below `position`.
+
 Why nothing comes twice. What is at or below `position` is dropped: it was pulled, filled or pushed.
 A fill finds only what was not pushed before, because PresenceReady lies in the same log behind all
 earlier pushes of its sender, and older owners are ignored once a newer one was heard.
@@ -161,6 +165,24 @@ class LiveStream:
         self._repair = None
         self.phase = Phase.HOLDING
         return self._start()
+
+    @property
+    def may_fill(self) -> bool:
+        """Whether it is online and nothing is under way: what `behind` needs."""
+        return self._online and self.phase in (Phase.HOLDING, Phase.FLOWING)
+
+    def behind(self, watermark: int) -> Fill | None:
+        """W of the user's lane was seen at `watermark`, and the push log may not tell: fill up to there."""
+        if not self.may_fill or watermark <= self._place[0]:
+            return None
+        self.owed = max(self.owed, watermark)
+        self.phase = Phase.FILLING
+        return Fill(self._place[0], self.owed)
+
+    def nothing_until(self, through_seq: int) -> None:
+        """The mailbox was seen to have nothing from `position` up to `through_seq`, which W covers."""
+        if self.may_fill:
+            self._place = max(self._place, (through_seq, _SEQ_END))
 
     def interrupted(self) -> None:
         """The connection got another connection_id: hold what comes until PresenceReady names it."""

@@ -31,6 +31,7 @@ COUNTERS: Final[dict[str, str]] = {
     "pulled_events": "Events in those batches",
     "pushed_events": "Events sent by push",
     "fills": "Stretches of mailboxes sent as push",
+    "watermark_fills": "Of these, begun because W was seen to move where the push log did not tell",
     "live_lost": "LIVE_LOST sent",
     "stale_recipients": "Recipients of push batches that no connection here answers to",
     "poison_batches": "Push records that could not be decoded",
@@ -41,23 +42,34 @@ COUNTERS: Final[dict[str, str]] = {
     "idle_closed": "Sockets closed because nothing came or nothing could be written",
 }
 
+_GAUGES: Final[dict[str, str]] = {
+    "sockets": "Open sockets",
+    "sessions": "Authenticated sessions",
+    "ready": "1 while /readyz answers 200, as of the last second",
+    "push_silent_seconds": "For how long the push log has not answered",
+    "push_lag_records": "Records of the push log behind the last one that was read",
+    "unpushed_sessions": "Sessions that go by W because the push log does not tell",
+}
+
 
 class GatewayCounters(Collector):
-    """Counts as attributes: ``counters.sends += 1``. `sessions` is a gauge."""
+    """Counts as attributes: ``counters.sends += 1``. What `_GAUGES` names is set, not counted."""
 
     def __init__(self) -> None:
         self.connections = self.connections_refused = self.auths = self.auths_refused = 0
         self.sends = self.sends_acked = self.sends_refused = 0
         self.pulls = self.pulled_events = self.pushed_events = self.fills = self.live_lost = 0
+        self.watermark_fills = 0
         self.stale_recipients = self.poison_batches = 0
         self.presence_appended = self.presence_failed = self.presence_repeated = 0
         self.sessions_replaced = self.idle_closed = 0
-        self.sockets = 0
-        self.sessions = 0
+        self.sockets = self.sessions = 0
+        self.ready = self.push_lag_records = self.unpushed_sessions = 0
+        self.push_silent_seconds = 0.0
 
     def collect(self) -> Iterator[Metric]:
         """All counters, for Prometheus."""
         for name, text in COUNTERS.items():
             yield CounterMetricFamily(f"qim_gateway_{name}", text, value=getattr(self, name))
-        yield GaugeMetricFamily("qim_gateway_sockets", "Open sockets", value=self.sockets)
-        yield GaugeMetricFamily("qim_gateway_sessions", "Authenticated sessions", value=self.sessions)
+        for name, text in _GAUGES.items():
+            yield GaugeMetricFamily(f"qim_gateway_{name}", text, value=getattr(self, name))

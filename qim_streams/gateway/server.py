@@ -1,7 +1,7 @@
 """The WebSocket server: sockets in, sessions beside them, nothing decided here.
 
 ``GET /ws`` with the subprotocol ``qim.v1+msgpack`` or ``qim.v1+json``; ``/healthz`` (the process runs)
-and ``/readyz`` (it serves: 200, else 503) on the same port.
+and ``/readyz`` (it serves: 200, else 503 and why) on the same port.
 
 Bounds: a message over `frame_bytes_max` ends the connection (1009) before it is buffered; nothing is
 compressed; a connection that is no session within `auth_deadline_s` is closed, one that never became a
@@ -14,6 +14,7 @@ Spec: §6, §7; reliability P16, P17.
 import asyncio
 import logging
 import math
+from collections.abc import Callable
 from typing import Any, Final
 
 from aiohttp import WSCloseCode, WSMsgType, web
@@ -105,10 +106,10 @@ class Socket:
 
 
 class GatewayServer:
-    """The listening server. `ready` says whether /readyz may answer 200."""
+    """The listening server. `trouble` says why /readyz must not answer 200; nothing: it may."""
 
-    def __init__(self, services: Services, ready: Any) -> None:
-        self._all, self._ready = services, ready
+    def __init__(self, services: Services, trouble: Callable[[], str]) -> None:
+        self._all, self._trouble = services, trouble
         self._cork = Cork(asyncio.get_running_loop())
         self.sockets: set[Socket] = set()
         self._handlers: set[Any] = set()  # HTTP protocols that became sockets
@@ -200,6 +201,7 @@ class GatewayServer:
         return web.Response(text="ok\n")
 
     async def _readiness(self, _: web.Request) -> web.Response:
-        if self._ready() and not self._all.draining:
+        why = "this gateway is about to stop" if self._all.draining else self._trouble()
+        if not why:
             return web.Response(text="ready\n")
-        return web.Response(status=503, text="not ready\n")
+        return web.Response(status=503, text=f"not ready: {why}\n")

@@ -5,6 +5,9 @@ In this order nothing is pushed to an id before somebody reads. On a loss: stop 
 connected and can pull and send; their live streams go on after the next grant, through PresenceReady
 and a fill.
 
+A push log that does not answer for `SILENCE_S` is as good as none: this gateway is not ready then, and says
+why. Its sessions go by W meanwhile (``unpushed``).
+
 Spec: §6, §11.
 """
 
@@ -21,6 +24,7 @@ log = logging.getLogger(__name__)
 
 RETRY_S: Final = 1.0
 ANNOUNCED_PER_TURN: Final = 500
+SILENCE_S: Final = 3.0  # fetches are answered within a tenth of a second, with something or with nothing
 
 
 class Reader(Protocol):
@@ -29,6 +33,10 @@ class Reader(Protocol):
     @property
     def is_reading(self) -> bool:
         """Whether a partition is being read."""
+
+    @property
+    def silent_s(self) -> float:
+        """For how long the log has not answered."""
 
     async def start(self, partition: int) -> None:
         """Read a partition from its present end on; StoreError when that is not possible now."""
@@ -49,7 +57,23 @@ class ConnectionShard:
     @property
     def is_serving(self) -> bool:
         """Whether pushes reach the sessions."""
-        return self._serving is not None and self._reader.is_reading
+        return not self.trouble
+
+    @property
+    def trouble(self) -> str:
+        """Why pushes do not reach the sessions; empty when they do."""
+        if self._serving is None:
+            return "no ConnectionShard is leased, or its push partition cannot be read yet"
+        if not self._reader.is_reading:
+            return "the push log is not read any more"
+        if self._reader.silent_s > SILENCE_S:
+            return f"the push log has not answered for {self._reader.silent_s:.0f} s"
+        return ""
+
+    @property
+    def silent_s(self) -> float:
+        """For how long the push log has not answered; 0 while none is read."""
+        return self._reader.silent_s if self._reader.is_reading else 0.0
 
     def granted(self, grant: Grant) -> None:
         """The lease is ours."""

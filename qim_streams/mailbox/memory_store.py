@@ -14,7 +14,7 @@ from typing import Any
 from qim_streams.errors import FencedError
 from qim_streams.mailbox import watermark as rule
 from qim_streams.mailbox.entries import check_size
-from qim_streams.mailbox.ports import EntryGroup, StoredEntry, WatermarkState
+from qim_streams.mailbox.ports import EntryGroup, StoredEntry, Stretch, WatermarkState
 from qim_streams.mailbox.trim_ports import TrimStep
 from qim_streams.placement import LANES
 
@@ -122,6 +122,14 @@ class MemoryMailboxStore:
             if after_seq < seq <= up_to_seq
         ]
         return found[:limit]
+
+    async def anything(self, stretches: Sequence[Stretch]) -> list[bool]:
+        """See `MailboxStore.anything`."""
+        return [
+            bool(await self.read(*one, 1))
+            or await self.trim_watermark(one.shard, one.tenant_id, one.ordinal) > one.after_seq
+            for one in stretches
+        ]
 
     async def trim(self, shard: int, epoch: int, tenant_id: str, ordinal: int, up_to_seq: int) -> int:
         """See `MailboxStore.trim`."""

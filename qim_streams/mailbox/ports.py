@@ -45,6 +45,16 @@ class StoredEntry:
     value: bytes
 
 
+class Stretch(NamedTuple):
+    """(after_seq, up_to_seq] of a user's mailbox."""
+
+    shard: int
+    tenant_id: str
+    ordinal: int
+    after_seq: int
+    up_to_seq: int
+
+
 class MailboxStore(Protocol):
     """Mailboxes and watermarks of shards. Writes are fenced by `epoch` (FencedError, nothing written).
 
@@ -98,6 +108,9 @@ class MailboxStore(Protocol):
 
         Says nothing about visibility: the caller bounds `up_to_seq` by W[lane].
         """
+
+    async def anything(self, stretches: Sequence[Stretch]) -> list[bool]:
+        """Whether each has an entry, or may have had one that was trimmed. One round trip."""
 
     async def trim(self, shard: int, epoch: int, tenant_id: str, ordinal: int, up_to_seq: int) -> int:
         """Remove the entries at or below `up_to_seq` and raise effective_trim to it, atomically.

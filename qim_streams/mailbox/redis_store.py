@@ -26,8 +26,8 @@ import msgpack
 from qim_streams.errors import Outcome, StoreError
 from qim_streams.mailbox import watermark as rule
 from qim_streams.mailbox.entries import check_size
-from qim_streams.mailbox.ports import EntryGroup, StoredEntry, WatermarkState
-from qim_streams.redis_tier import RedisClient, Script, translated
+from qim_streams.mailbox.ports import EntryGroup, StoredEntry, Stretch, WatermarkState
+from qim_streams.redis_tier import RedisClient, Script, exchange, translate, translated, type_args
 from qim_streams.script_pipe import ScriptPipe
 
 _ID_OFFSET = 1
@@ -109,12 +109,33 @@ class RedisMailboxStore:
         """See `MailboxStore.read`."""
         if limit < 1 or up_to_seq <= after_seq:
             return []
-        key = f"{{s:{shard}}}:mb:{tenant_id}:{ordinal}"
-        # An end without a second part means "with every event_ordinal".
-        first, last = f"{max(after_seq, -1) + 1 + _ID_OFFSET}-0", str(up_to_seq + _ID_OFFSET)
+        key, first, last = _range(shard, tenant_id, ordinal, after_seq, up_to_seq)
         async with translated(f"s:{shard}"):
             rows: Any = await self._client.xrange(key, first, last, count=limit)
         return [_entry(row_id, fields) for row_id, fields in rows]
+
+    async def anything(self, stretches: Sequence[Stretch]) -> list[bool]:
+        """See `MailboxStore.anything`."""
+        if not stretches:
+            return []
+        shards = list({one.shard for one in stretches})
+        commands: list[tuple[type_args, ...]] = []
+        for one in stretches:  # the trim after the rows: what was whole when it was read, is whole
+            commands.append(("XRANGE", *_range(*one), "COUNT", 1))
+            commands.append(("HGET", f"{{s:{one.shard}}}:trim:{one.tenant_id}", one.ordinal))
+        commands += [("HGET", f"{{s:{shard}}}:w", "floor") for shard in shards]
+        async with translated("mailboxes"):
+            answers = await exchange(self._client, commands)
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise translate(answer, "mailboxes") from answer
+        end = 2 * len(stretches)
+        floors = dict(zip(shards, answers[end:], strict=True))
+        return [
+            bool(rows)
+            or max(int(trim or rule.NOTHING), int(floors[one.shard] or rule.NOTHING)) > one.after_seq
+            for one, rows, trim in zip(stretches, answers[:end:2], answers[1:end:2], strict=True)
+        ]
 
     async def trim(self, shard: int, epoch: int, tenant_id: str, ordinal: int, up_to_seq: int) -> int:
         """See `MailboxStore.trim`."""
@@ -138,6 +159,13 @@ class RedisMailboxStore:
         keys = (f"{{s:{shard}}}:epoch", f"{{s:{shard}}}:w")
         async with translated(f"s:{shard}", epoch):
             await self._promise.call(self._client, keys, (epoch, promised, lost_through))
+
+
+def _range(shard: int, tenant_id: str, ordinal: int, after_seq: int, up_to_seq: int) -> tuple[str, str, str]:
+    """Key, first and last id of (after_seq, up_to_seq]."""
+    # An end without a second part means "with every event_ordinal".
+    first, last = f"{max(after_seq, -1) + 1 + _ID_OFFSET}-0", str(up_to_seq + _ID_OFFSET)
+    return f"{{s:{shard}}}:mb:{tenant_id}:{ordinal}", first, last
 
 
 def _packed(group: EntryGroup) -> tuple[str, str, bytes, bytes]:

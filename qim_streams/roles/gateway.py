@@ -2,8 +2,8 @@
 
 Start: boot number (proof that no other process has this name) -> topics checked, stores, log producer
 -> the server listens -> a ConnectionShard is leased, its push partition is read, sessions are announced.
-Ready (``GET /readyz``) while a ConnectionShard is served. Clients may connect before that: they sync and
-send, pushes follow.
+Ready (``GET /readyz``) while a ConnectionShard is served and its push log answers; sessions go by W
+otherwise. Clients may connect before that: they sync and send, pushes follow.
 
 Stop: nobody is let in, clients get GOODBYE and the answers they are owed, sockets close, tombstones are
 written, the lease is released. Bounded in time; whatever is left, the mailbox stage drops the sessions
@@ -18,6 +18,7 @@ import logging
 import os
 import random
 import secrets
+import time
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any, Final
@@ -41,10 +42,12 @@ from qim_streams.gateway.services import PULLS_AT_ONCE_MAX, Services
 from qim_streams.gateway.shard import ConnectionShard
 from qim_streams.gateway.sweeper import Sweeper
 from qim_streams.gateway.tokens import TokenVerifier
+from qim_streams.gateway.unpushed import Unpushed
 from qim_streams.history.redis_history import RedisHistoryStore
 from qim_streams.history.service import HistoryService
 from qim_streams.ids import is_text_id
 from qim_streams.log_ports import Outgoing
+from qim_streams.mailbox.ports import MailboxStore
 from qim_streams.mailbox.redis_store import RedisMailboxStore
 from qim_streams.membership.redis_directory import RedisOrdinalDirectory
 from qim_streams.ownership.boot import Boot
@@ -94,11 +97,12 @@ async def run_gateway(settings: Settings, stop: asyncio.Event, metrics: Collecto
         writers = WriterLinks(leases, settings.secret("internal_secret"), name, settings.outbox_partitions)
         await writers.start()
         opened.push_async_callback(writers.close)
-        services, signals = compose(settings, redis, archive, producer, writers)
+        mailboxes = RedisMailboxStore(redis)
+        services, signals = compose(settings, redis, mailboxes, archive, producer, writers)
         opened.push_async_callback(services.sessions.close)
         metrics.register(services.counters)
         opened.callback(metrics.unregister, services.counters)
-        await serve(services, signals, LeaseKeeperSpec(leases, name, boot.number), stop)
+        await serve(services, signals, mailboxes, LeaseKeeperSpec(leases, name, boot.number), stop)
     log.info("%s stopped", name)
 
 
@@ -135,13 +139,17 @@ class LeaseKeeperSpec:
 
 
 def compose(
-    settings: Settings, redis: RedisClient, archive: Any, producer: LogProducer, writers: WriterLinks
+    settings: Settings,
+    redis: RedisClient,
+    mailboxes: MailboxStore,
+    archive: Any,
+    producer: LogProducer,
+    writers: WriterLinks,
 ) -> tuple[Services, RedisSignals]:
     """Everything that sessions share, on the real stores, and the bus between the gateways."""
     pipe = ScriptPipe(redis)
     partition_of = partial(_partition, settings.outbox_partitions)
     hot = RedisConversationStore(PartitionCalls(pipe), settings.client_dedup_retention_s, partition_of)
-    mailboxes = RedisMailboxStore(redis)
     devices = RedisDeviceSessions(redis)
     previous = settings.cursor_secret_previous.get_secret_value().encode()
     counters = GatewayCounters()
@@ -186,7 +194,11 @@ def compose(
 
 
 async def serve(
-    services: Services, signals: RedisSignals, leases: LeaseKeeperSpec, stop: asyncio.Event
+    services: Services,
+    signals: RedisSignals,
+    mailboxes: MailboxStore,
+    leases: LeaseKeeperSpec,
+    stop: asyncio.Event,
 ) -> None:
     """Listen, serve and drain. Returns once everything was said that had to be."""
     settings = services.settings
@@ -199,7 +211,8 @@ async def serve(
         counters=services.counters,
     )
     shard = ConnectionShard(services.registry, reader)
-    server = GatewayServer(services, lambda: shard.is_serving)
+    server = GatewayServer(services, lambda: shard.trouble)
+    unpushed = Unpushed(services, mailboxes, shard, time.monotonic)
     try:
         await server.start()
     except OSError as error:
@@ -209,9 +222,8 @@ async def serve(
         ) from error
     log.info("gateway listening on %s:%d", settings.gateway_host, server.port)
     keeper = leases.keeper(settings, shard, f"{settings.gateway_host}:{server.port}")
-    async with running(
-        services.presence.run(), shard.run(), keeper.run(), signals.run(), Sweeper(services, server).run()
-    ) as failed:
+    tasks = (services.presence, shard, keeper, signals, Sweeper(services, server), unpushed)
+    async with running(*(one.run() for one in tasks)) as failed:
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({stopping, failed}, return_when=asyncio.FIRST_COMPLETED)
         if not stop.is_set():

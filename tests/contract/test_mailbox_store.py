@@ -13,7 +13,7 @@ from qim_streams.embedded.redis_server import EmbeddedRedis
 from qim_streams.errors import FencedError, StoreError
 from qim_streams.mailbox import watermark as rule
 from qim_streams.mailbox.memory_store import MemoryMailboxStore
-from qim_streams.mailbox.ports import EntryGroup, MailboxStore
+from qim_streams.mailbox.ports import EntryGroup, MailboxStore, Stretch
 from qim_streams.mailbox.redis_store import RedisMailboxStore
 from qim_streams.redis_tier import RedisClient, connect
 from qim_streams.settings import Settings
@@ -339,3 +339,27 @@ async def _answer(call: Any) -> Any:
         return await call
     except FencedError as error:
         return ("fenced", error.current)
+
+
+async def test_whether_stretches_have_anything(subject: Subject) -> None:
+    """E4: entries, nothing, and what trimming may have taken are told apart, of many mailboxes at once."""
+    store = subject.store
+    await subject.grant(EPOCH, shard=4)
+    await store.write_and_advance(SHARD, EPOCH, [group(0, 1, 2), group(5, 1)], -1, 7)
+    await store.write_and_advance(4, EPOCH, [group(3, 1)], -1, 3)
+    await store.trim(SHARD, EPOCH, TENANT, 2, 0)
+    cases = [
+        (Stretch(SHARD, TENANT, 1, -1, 7), True),
+        (Stretch(SHARD, TENANT, 1, 4, 5), True),
+        (Stretch(SHARD, TENANT, 1, 5, 7), False),
+        (Stretch(SHARD, TENANT, 1, 0, 4), False),
+        (Stretch(SHARD, TENANT, 2, -1, 7), True),  # trimmed: nobody can say that nothing was there
+        (Stretch(SHARD, TENANT, 2, 0, 7), False),
+        (Stretch(SHARD, TENANT, 9, -1, 7), False),
+        (Stretch(4, TENANT, 1, 2, 3), True),
+        (Stretch(4, "other", 1, -1, 3), False),
+    ]
+    assert await store.anything([one for one, _ in cases]) == [expected for _, expected in cases]
+    await store.promise(4, EPOCH, -1, 2)
+    assert await store.anything([Stretch(4, TENANT, 9, 1, 3), Stretch(4, TENANT, 9, 2, 3)]) == [True, False]
+    assert await store.anything([]) == []

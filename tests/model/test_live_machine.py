@@ -47,6 +47,7 @@ class LiveWorld:
         self.sent: list[int] = []
         self.pulled: set[int] = set()
         self.lost_to = -1
+        self.looked = 0
 
     # -- the mailbox stage
 
@@ -131,6 +132,17 @@ class LiveWorld:
             self.fill = None
             self.lose(self.stream.owed)
 
+    def look_at_the_store(self) -> None:
+        """The push log is not trusted: W is read, and the mailbox between position and W."""
+        if not self.stream.may_fill or self.rng.random() < 0.5:
+            return
+        position = self.stream.position
+        if any(position < seq <= self.visible for seq in self.entries):
+            self.take(self.stream.behind(self.visible))
+        else:
+            self.stream.nothing_until(self.visible)
+        self.looked += 1
+
     # -- the client
 
     def stall(self) -> None:
@@ -180,6 +192,17 @@ class LiveWorld:
             have = set(self.sent) | self.pulled
             assert all(seq in have for seq in self.entries if seq < self.sent[-1]), "sent past a gap"
 
+    def see_the_store(self) -> None:
+        """Nobody pushes and nobody promises: whoever is online has everything all the same (E4)."""
+        for _ in range(60):
+            self.look_at_the_store()
+            while self.fill is not None:
+                self.run_fill()
+            self.pull()
+        if self.online:
+            missing = set(self.entries) - set(self.sent) - self.pulled
+            assert not missing, sorted(missing)
+
     def heal(self) -> None:
         """The owner lives, knows the device and pushes all; the client reads, pulls and is online."""
         self.full = False
@@ -217,6 +240,7 @@ STEPS_OF_LIFE: tuple[Callable[[LiveWorld], None], ...] = (
     LiveWorld.run_fill,
     LiveWorld.run_fill,
     LiveWorld.fail_fill,
+    LiveWorld.look_at_the_store,
     LiveWorld.stall,
     LiveWorld.pull,
 )
@@ -231,6 +255,8 @@ def simulate(seed: int) -> LiveWorld:
             step = rng.choice(STEPS_OF_LIFE)
             done.append(step.__name__)
             step(world)
+        if rng.random() < 0.5:
+            world.see_the_store()
         world.heal()
     except AssertionError as error:
         raise AssertionError(f"seed {seed}: {error}; steps: {' '.join(done)}") from error
@@ -241,10 +267,12 @@ def test_live_streams_keep_their_promise() -> None:
     """Many short lives; every phase and every kind of loss is met."""
     first = time.time_ns() % 2**32
     print(f"seeds {first} to {first + RUNS - 1}")
-    lost = filled = restarted = 0
+    lost = filled = restarted = looked = 0
     for seed in range(first, first + RUNS):
         world = simulate(seed)
         lost += world.lost_to >= 0
         filled += bool(set(world.sent))
         restarted += world.epoch > 1
-    assert min(lost, filled, restarted) > RUNS // 20, (lost, filled, restarted)
+        looked += world.looked > 0
+    counts = lost, filled, restarted, looked
+    assert min(counts) > RUNS // 20, counts

@@ -26,6 +26,7 @@ from qim_streams.gateway.session import ClientSession
 from qim_streams.gateway.shard import ConnectionShard
 from qim_streams.gateway.sweeper import Sweeper
 from qim_streams.gateway.tokens import TokenVerifier, mint_token
+from qim_streams.gateway.unpushed import Unpushed
 from qim_streams.history.service import HistoryService
 from qim_streams.ids import event_id
 from qim_streams.log_ports import Outgoing
@@ -155,6 +156,7 @@ class FakeReader:
     def __init__(self) -> None:
         self.is_reading = False
         self.partition = -1
+        self.silent_s = 0.0
 
     async def start(self, partition: int) -> None:
         """See the port."""
@@ -200,6 +202,7 @@ class GatewayWorld:
         self.tails: dict[int, int] = {}
         self.written: dict[str, list[tuple[int, MessageRecord]]] = {}
         self.rng = random.Random(7)
+        self.clock_s = 0.0  # of `unpushed`, which tests let look by hand
 
     # -- the gateway
 
@@ -235,7 +238,8 @@ class GatewayWorld:
         )
         self.reader = FakeReader()
         self.shard = ConnectionShard(self.registry, self.reader)
-        self.server = GatewayServer(self.services, lambda: self.shard.is_serving)
+        self.server = GatewayServer(self.services, lambda: self.shard.trouble)
+        self.unpushed = Unpushed(self.services, self.store, self.shard, lambda: self.clock_s)
         self.sweeper = Sweeper(self.services, self.server)
         self.deliveries = Deliveries(self.services)
         await self.server.start()

@@ -23,8 +23,11 @@ from qim_streams.errors import ConfigError
 from qim_streams.gateway.kafka_push import PushReader
 from qim_streams.gateway.metrics import GatewayCounters
 from qim_streams.ids import event_id
+from qim_streams.mailbox.ports import EntryGroup
+from qim_streams.mailbox.redis_store import RedisMailboxStore
+from qim_streams.ownership.ports import Grant
 from qim_streams.ownership.redis_leases import RedisLeaseStore
-from qim_streams.placement import mailbox_shard
+from qim_streams.placement import mailbox_shard, outbox_partition
 from qim_streams.records import (
     MessageRecord,
     Presence,
@@ -32,6 +35,7 @@ from qim_streams.records import (
     PushBatch,
     PushItem,
     Recipient,
+    UserMailboxEntry,
     decode_presence,
 )
 from qim_streams.redis_tier import connect
@@ -39,7 +43,7 @@ from qim_streams.roles.gateway import run_gateway
 from qim_streams.settings import Settings, load_settings
 from qim_streams.streaming import topics
 from qim_streams.wire.events import common_body
-from qim_streams.wire.frames import Error, Goodbye, Ping, Pong, SendMessage
+from qim_streams.wire.frames import Error, Goodbye, Ping, Pong, PushEvents, SendMessage
 from tests.support.alone import prove_everything
 from tests.support.gateway_world import CURSOR_SECRET, JWT_SECRET, WireClient
 from tests.support.waiting import eventually
@@ -54,6 +58,7 @@ class Servers:
     brokers: str
     redis_url: str
     state_dir: Path
+    kafka: EmbeddedKafka
     rng: random.Random = field(default_factory=random.Random)
 
     def settings(self, **overrides: Any) -> Settings:
@@ -76,7 +81,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     redis = EmbeddedRedis(tmp_path_factory.mktemp("redis"), progress=lambda _: None)
     redis.start()
     with EmbeddedKafka(tmp_path_factory.mktemp("kafka"), quick=True) as kafka:
-        made = Servers(kafka.bootstrap, redis.url, tmp_path_factory.mktemp("state"))
+        made = Servers(kafka.bootstrap, redis.url, tmp_path_factory.mktemp("state"), kafka)
         topics.apply(topics.admin_client(made.brokers), topics.load().resolve_for(made.settings()))
         prove_everything(made.settings())
         yield made
@@ -231,6 +236,87 @@ async def test_a_session_moves_between_gateways(servers: Servers) -> None:
         assert last is not None
         assert last.session_epoch == newer.session_epoch
         assert type(await new.call(Ping(1))) is Pong
+
+
+class OtherWorker:
+    """Does what a mailbox worker does that still reaches the broker: writes entries and moves W."""
+
+    def __init__(self, settings: Settings, user: str) -> None:
+        self.redis = connect(settings)
+        self.mailboxes, self.leases = RedisMailboxStore(self.redis), RedisLeaseStore(self.redis)
+        self.shard = mailbox_shard("acme", user, settings.mailbox_shards)
+        self.partition = outbox_partition("acme", "team", settings.outbox_partitions)
+        self.epoch, self.at = 0, -1
+
+    async def take_over(self) -> None:
+        grant = await self.leases.acquire(f"s:{self.shard}", "worker", 1, "nowhere", 600_000)
+        assert isinstance(grant, Grant)
+        self.epoch = grant.epoch
+        await self.mailboxes.promise(self.shard, self.epoch, -1, -1)
+        self.at = (await self.mailboxes.watermark(self.shard)).lanes[0]
+
+    def message(self, seq: int) -> MessageRecord:
+        identity = (seq + 1).to_bytes(16, "big")
+        return MessageRecord(
+            1, 1, "acme", "team", identity, identity, "ann", 1, "d", f"m{seq}", seq + 1, 99, 0, 0, b"hi"
+        )
+
+    async def write(self, ordinal: int) -> int:
+        """The mailbox_seq of a message to the user."""
+        before, self.at = self.at, self.at + 1
+        message = self.message(self.at)
+        await self.redis.hset(f"{{ob:{self.partition}}}:r:acme:team", str(self.at + 1), message.encode())
+        entry = UserMailboxEntry(0, message.message_id, "team", self.at + 1, "ann", 3, 99, None)
+        group = EntryGroup("acme", self.at, 0, entry.encode(), [ordinal])
+        await self.mailboxes.write_and_advance(self.shard, self.epoch, [group], before, self.at)
+        return self.at
+
+
+async def readiness(url: str) -> tuple[int, str]:
+    address = url.replace("ws:", "http:").replace("/ws", "/readyz")
+    async with aiohttp.ClientSession() as http, http.get(address) as answer:
+        return answer.status, await answer.text()
+
+
+async def is_ready(url: str) -> bool:
+    return (await readiness(url))[0] == 200
+
+
+async def test_a_gateway_that_is_cut_off_from_the_broker(servers: Servers) -> None:
+    """E4: not ready, and says why; what becomes visible meanwhile comes from the mailbox, and comes once."""
+    settings = servers.settings()
+    user = f"u{servers.rng.randrange(10**9)}"
+    worker = OtherWorker(settings, user)
+    await worker.take_over()
+    async with gateway(settings) as url, await WireClient.connect(url) as client:
+        await client.sign_on(user)
+        await client.go_online()
+        (seen,) = await read_presence(settings, user, 1)
+        assert seen is not None
+        connection = seen.connection_id, seen.session_epoch
+        ready = PushBatch("acme", worker.shard, 1, [], [PresenceReady(*connection, worker.at)])
+        async with producer(settings) as log:
+            await log.send_and_wait("qim.push.v1", ready.encode(), partition=seen.connection_shard)
+            servers.kafka.pause()
+            try:
+                seqs = []
+                for _ in range(2):
+                    seqs.append(await worker.write(seen.ordinal))
+                    (event,) = (await client.expect(PushEvents, 60)).events
+                    assert (event.mailbox_seq, event.message.body) == (seqs[-1], b"hi")
+                status, why = await readiness(url)
+                assert (status, "has not answered" in why) == (503, True), why
+            finally:
+                servers.kafka.resume()
+            await eventually(lambda: is_ready(url), 60)
+            seqs.append(await worker.write(seen.ordinal))
+            recipient = Recipient(*connection, bytes(16), 3, 0, None)
+            items = [PushItem(seq, 0, common_body(worker.message(seq)), [recipient], 99) for seq in seqs]
+            late = PushBatch("acme", worker.shard, 1, items, [])
+            await log.send_and_wait("qim.push.v1", late.encode(), partition=seen.connection_shard)
+        assert [one.mailbox_seq for one in (await client.expect(PushEvents, 60)).events] == seqs[-1:]
+    await worker.leases.release([Grant(f"s:{worker.shard}", worker.epoch)], "worker", 1)
+    await worker.redis.aclose()
 
 
 async def test_configurations_that_cannot_work(servers: Servers) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from qim_streams.gateway.ports import DeviceKey
 from qim_streams.gateway.services import AUTHS_WAITING_MAX
+from qim_streams.gateway.shard import SILENCE_S
 from qim_streams.gateway.tokens import mint_token
 from qim_streams.ownership.ports import Grant
 from qim_streams.records import PushBatch, PushItem, Recipient
@@ -264,19 +265,29 @@ async def test_draining_says_goodbye(world: GatewayWorld) -> None:
 
 
 async def test_health(world: GatewayWorld) -> None:
-    """/healthz always, /readyz while a ConnectionShard is served."""
+    """/healthz always, /readyz while a ConnectionShard is served and its log answers (E4)."""
     base = f"http://127.0.0.1:{world.server.port}"
 
     async def status(http: aiohttp.ClientSession, path: str) -> int:
         async with http.get(base + path) as answer:
             return answer.status
 
+    async def why_not(http: aiohttp.ClientSession) -> str:
+        async with http.get(base + "/readyz") as answer:
+            assert answer.status == 503
+            return await answer.text()
+
     async with aiohttp.ClientSession() as http:
         await eventually(lambda: world.shard.is_serving)
         assert (await status(http, "/healthz"), await status(http, "/readyz")) == (200, 200)
+        world.reader.silent_s = SILENCE_S + 1
+        assert "push log has not answered for 4 s" in await why_not(http)
+        world.reader.silent_s = SILENCE_S
+        assert await status(http, "/readyz") == 200
         world.shard.lost("cs:0")
         await eventually(lambda: not world.shard.is_serving)
         assert (await status(http, "/healthz"), await status(http, "/readyz")) == (200, 503)
+        assert "no ConnectionShard" in await why_not(http)
         assert await status(http, "/ws") == 400
         assert await status(http, "/other") == 404
 
