@@ -1,0 +1,18 @@
+#!/bin/sh
+# Makes the secrets of the containers, once: docker/secrets/*, readable by you alone. Nothing is overwritten.
+set -eu
+umask 077
+cd "$(dirname "$0")"
+mkdir -p secrets
+random() { openssl rand -hex 32; }
+for name in internal_secret jwt_secret cursor_secret admin_api_key redis_password grafana_password; do
+    [ -s "secrets/$name" ] || random > "secrets/$name"
+done
+password=$(cat secrets/redis_password)
+# Everything that the roles use and nothing that empties, reconfigures or stops a server. `default` is off.
+[ -s secrets/redis_acl ] || cat > secrets/redis_acl <<ACL
+user default off
+user qim on >$password ~* &* -@all +@read +@write +@connection +@scripting +info +ping +time +wait -keys -flushall -flushdb -swapdb -debug -migrate -restore
+ACL
+[ -s secrets/redis_url ] || printf 'redis://qim:%s@redis:6379/0\n' "$password" > secrets/redis_url
+echo "docker/secrets: ready"
