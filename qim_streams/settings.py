@@ -128,6 +128,22 @@ class Settings(BaseSettings):
     per_sender_in_conversation_interval_ms: int = _setting(
         3_000, "writer", "1 message per this time and sender in a large group; 0 = off", ge=0
     )
+    conversation_rate_per_s: float = _setting(
+        2_000, "writer", "messages per second of one conversation; 0 = no bound", ge=0, le=1_000_000
+    )
+    conversation_burst_ms: int = _setting(
+        2_000, "writer", "of that rate, what may come at once", ge=1, le=600_000
+    )
+    tenant_fanout_quota: int = _setting(
+        2_000_000,
+        "writer",
+        "recipients per second of one tenant, all writers together; 0 = no bound; the admin API sets others",
+        ge=0,
+        le=1_000_000_000,
+    )
+    tenant_fanout_burst_s: float = _setting(
+        2.0, "writer", "of that quota, what may come at once", ge=0.1, le=600
+    )
     edit_window_s: int = _setting(
         900, "writer", "how long a sender may edit a message; 0 = never, -1 = for ever", ge=-1
     )

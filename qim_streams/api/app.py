@@ -17,13 +17,15 @@ from qim_streams.api.health import health_routes
 from qim_streams.api.messages import message_routes
 from qim_streams.api.models import FailureAnswer
 from qim_streams.api.ports import ApiDeps
+from qim_streams.api.tenants import tenant_routes
 from qim_streams.api.tokens import token_routes
 
 TITLE = "Q-IM streams admin API"
 DESCRIPTION = (
-    "Groups, direct chats, access tokens, conversation heads and message traces. Every route below /v1 needs "
-    "the admin key. Every error has the form {code, name, temporary, detail, field, retry_after_ms}; "
-    "repeating a change whose outcome is not known is safe."
+    "Groups, direct chats, access tokens, rules of tenants, conversation heads and message traces. Every "
+    "route below /v1 needs the admin key. Every error has the form "
+    "{code, name, temporary, detail, field, retry_after_ms}; repeating a change whose outcome is not known "
+    "is safe."
 )
 
 
@@ -49,6 +51,7 @@ def build_routes(deps: ApiDeps) -> FastAPI:
         conversation_routes(deps.conversations),
         message_routes(deps.trace),
         token_routes(deps.mint),
+        tenant_routes(deps.rules),
     ]
     guard = Depends(require_key(deps.api_key))
     for routes in keyed:

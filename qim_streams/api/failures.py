@@ -54,6 +54,7 @@ _STATUS: Final = {
     "RATE_LIMITED": 429,
     "TOO_MANY_IN_FLIGHT": 429,
     "QUOTA_EXCEEDED": 429,
+    "CONVERSATION_BUSY": 429,
     "INTERNAL": 500,
 }
 _STATUS_OF_CLASS: Final = {1: 422, 4: 409, 5: 503}  # by the hundreds of the code

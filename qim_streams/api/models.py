@@ -12,6 +12,7 @@ from qim_streams import limits
 from qim_streams.ids import TEXT_ID_MAX
 from qim_streams.membership.commands import GroupState
 from qim_streams.membership.ports import Conversation
+from qim_streams.quotas.rules import FANOUT_MAX
 
 ID_PATTERN = rf"^[A-Za-z0-9][A-Za-z0-9._@~-]{{0,{TEXT_ID_MAX - 1}}}$"
 MESSAGE_ID_PATTERN = r"^[0-9a-fA-F]{32}$"
@@ -33,6 +34,17 @@ class Request(BaseModel):
     """A request body: unknown fields are errors, so a misspelt one is not ignored."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+class TenantRulesBody(Request):
+    """Rules of a tenant. Null: the deployment's default."""
+
+    fanout_per_s: Annotated[int, Field(ge=0, le=FANOUT_MAX)] | None = Field(
+        None, description="recipients per second of all its messages together; 0: without a bound"
+    )
+    multi_login: str | None = Field(
+        None, description="all: every device; platform: one device of each; newest: only the newest"
+    )
 
 
 class CreateGroup(Request):

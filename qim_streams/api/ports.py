@@ -9,6 +9,7 @@ from typing import Protocol
 
 from qim_streams.membership.commands import GroupCommand, GroupState
 from qim_streams.membership.ports import Conversation
+from qim_streams.quotas.ports import RulesStore
 from qim_streams.trace.model import MessageTrace
 
 
@@ -61,4 +62,5 @@ class ApiDeps:
     conversations: Conversations
     trace: Tracing
     mint: TokenMint | None
+    rules: RulesStore
     probes: Mapping[str, Probe]

@@ -27,7 +27,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from qim_streams import failpoints
 from qim_streams.commit import metrics
-from qim_streams.commit.admission import check_chat
+from qim_streams.commit.admission import Wait, check_chat
 from qim_streams.commit.lane_services import LaneLimits, LaneServices, SendJob
 from qim_streams.commit.outbox_tail import NewMessage, OutboxTail
 from qim_streams.commit.outcome import (
@@ -190,6 +190,8 @@ class PartitionLane:
             return []
         results = await self._settled(jobs, requests)
         if results is None:
+            for job, request in zip(jobs, requests, strict=True):
+                self._s.admission.give_back(job.request, job.ticket, request.committed_at)
             return []
         new: list[NewMessage] = []
         again: list[SendJob] = []
@@ -203,8 +205,12 @@ class PartitionLane:
                 if result.revision:
                     self._revisions.note(job.request, result.revision)
                 if not ours:
-                    self._s.admission.learn(job.request, result.members_active, request.committed_at)
-            elif status is CommitStatus.REPEAT_RESERVED and not self._tail.join(job, result):
+                    self._s.admission.learn(
+                        job.request, job.ticket, result.members_active, request.committed_at
+                    )
+                continue
+            self._s.admission.give_back(job.request, job.ticket, request.committed_at)
+            if status is CommitStatus.REPEAT_RESERVED and not self._tail.join(job, result):
                 orphans.append((job, result))
             elif status is CommitStatus.CLOCK_BEHIND or _makes_chat(status, job):
                 again.append(job)
@@ -223,11 +229,11 @@ class PartitionLane:
     async def _requests(self, jobs: list[SendJob]) -> list[CommitRequest]:
         now_ms = self._s.now_ms()
         ids = await self._s.clock.ids(len(jobs))
-        waits = self._s.admission.waits_ms([job.request for job in jobs], now_ms)
+        tickets = self._s.admission.tickets([job.request for job in jobs], now_ms)
         requests = []
-        for job, message_id, wait_ms in zip(jobs, ids, waits, strict=True):
-            job.wait_ms = wait_ms
-            request = commit_request(job.request, message_id, self.epoch, now_ms, wait_ms > 0)
+        for job, message_id, ticket in zip(jobs, ids, tickets, strict=True):
+            job.ticket, refuse_new = ticket, type(ticket) is Wait
+            request = commit_request(job.request, message_id, self.epoch, now_ms, refuse_new)
             if job.request.kind:
                 change = self._revisions.change(job.request, self._s.windows, job.archived)
                 request = request._replace(change=change)
@@ -278,8 +284,9 @@ class PartitionLane:
     def _answer(self, job: SendJob, result: CommitResult) -> None:
         if result.status is CommitStatus.REPEAT_COMMITTED:
             job.answer(committed(result))
-        elif result.status is CommitStatus.RATE_LIMITED:
-            job.answer(refused("RATE_LIMITED", "one message per interval in a large group", job.wait_ms))
+        elif result.status is CommitStatus.RATE_LIMITED and isinstance(job.ticket, Wait):
+            metrics.LIMITED.labels(job.ticket.code).inc()
+            job.answer(refused(job.ticket.code, job.ticket.detail, job.ticket.ms))
         elif result.status is CommitStatus.TARGET_UNSETTLED:
             job.answer(UNSETTLED)
         else:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
-from qim_streams.commit.admission import Admission
+from qim_streams.commit.admission import Admission, Ticket
 from qim_streams.commit.clock_bound import ReservedClock
 from qim_streams.commit.outcome import SendOutcome, SendRequest
 from qim_streams.commit.ports import ConversationStore, DirectChats, Outbox, Replay
@@ -27,14 +27,14 @@ class Seats(Protocol):
 class SendJob:
     """A request on its way through a lane. `reply` is called exactly once."""
 
-    __slots__ = ("archived", "deadline_s", "on_done", "reply", "request", "wait_ms")
+    __slots__ = ("archived", "deadline_s", "on_done", "reply", "request", "ticket")
 
     def __init__(
         self, request: SendRequest, reply: Callable[[SendOutcome], object], deadline_s: float
     ) -> None:
         """`deadline_s` (monotonic clock): from then on it is refused rather than committed."""
         self.request, self.reply, self.deadline_s = request, reply, deadline_s
-        self.wait_ms = 0
+        self.ticket: Ticket = 0  # what admission says to a new message
         self.archived = b""  # of an edit or recall: the target's record, when it was read in the archive
         self.on_done: Callable[[SendJob], object] | None = None
 

@@ -16,3 +16,4 @@ ORPHANS = Counter("qim_writer_orphan_messages", "Reserved messages that this pro
 UNSURE = Counter("qim_writer_unsure_commits", "Commit calls repeated because their outcome was unknown")
 PARTITIONS = Gauge("qim_writer_partitions", "Outbox partitions owned")
 GROUP_COMMANDS = Counter("qim_writer_group_commands", "Group commands", ["outcome"])
+LIMITED = Counter("qim_writer_limited_sends", "Sends that a rate or quota refused", ["code"])

@@ -21,6 +21,7 @@ from qim_streams.gateway.tokens import mint_token
 from qim_streams.membership.commands import GroupCommand, GroupState
 from qim_streams.membership.redis_store import RedisMembershipStore
 from qim_streams.ownership.redis_leases import RedisLeaseStore
+from qim_streams.quotas.redis_quotas import RedisTenantRules
 from qim_streams.redis_tier import RedisClient, connect, translated
 from qim_streams.roles.tracing import partition_of, tracing
 from qim_streams.script_pipe import ScriptPipe
@@ -74,6 +75,7 @@ def _deps(
         conversations=RedisMembershipStore(redis, PartitionCalls(ScriptPipe(redis)), place),
         trace=partial(_trace, trace),
         mint=_mint(settings),
+        rules=RedisTenantRules(redis),
         probes={"redis": partial(_ask_redis, redis), "log": partial(_ask_log, trace)},
     )
 

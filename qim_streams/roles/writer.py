@@ -46,6 +46,9 @@ from qim_streams.ownership.keeper import Claimant
 from qim_streams.ownership.redis_leases import RedisLeaseStore
 from qim_streams.ownership.redis_wholeness import RedisWholeness
 from qim_streams.placement import outbox_partition
+from qim_streams.quotas.buckets import TenantQuotas
+from qim_streams.quotas.redis_quotas import RedisQuotas
+from qim_streams.quotas.service import QuotaKeeper
 from qim_streams.redis_tier import RedisClient, connect
 from qim_streams.roles.recovery import HotStores, Recovery
 from qim_streams.runtime import now_ms
@@ -131,6 +134,8 @@ class _Parts:
         around = Surroundings(now_ms, partial(secrets.token_bytes, TOKEN_BYTES), die)
         self.changes = ChangeWriter(membership, reader, change_log, limits, around)
         self.groups = GroupService(membership, directory, self.changes)
+        self.quotas = TenantQuotas(settings.tenant_fanout_quota, settings.tenant_fanout_burst_s)
+        self.quota_keeper = QuotaKeeper(self.quotas, RedisQuotas(redis), now_ms)
         self.services = LaneServices(
             store=store,
             outbox=outbox,
@@ -142,13 +147,7 @@ class _Parts:
             clock=self.clock,
             direct=DirectChatMaker(self.changes, directory, self.snapshots.put),
             snapshots=self.snapshots,
-            admission=Admission(
-                AdmissionLimits(
-                    settings.message_body_bytes_max,
-                    settings.large_group_members,
-                    settings.per_sender_in_conversation_interval_ms,
-                )
-            ),
+            admission=Admission(admission_limits(settings), self.quotas),
             now_ms=now_ms,
             on_doubt=die,
             targets=ArchivedTargets(self.archive),
@@ -185,12 +184,21 @@ async def _serve(settings: Settings, parts: _Parts, claims: Claims, stop: asynci
     owner.append(ownership)
     log.info("listening on %s", address)
     owning = asyncio.create_task(ownership.run(writer), name="ownership")
+    keeping = asyncio.create_task(parts.quota_keeper.run(), name="quota-keeper")
+    keeping.add_done_callback(_ended)
     await _until(stop, owning)
     while not owning.done():  # one cancellation may meet a time-out that swallows it
         owning.cancel()
         await asyncio.wait([owning], timeout=1.0)
     await ownership.close(writer, DRAIN_TIMEOUT_S)
+    keeping.cancel()
+    await asyncio.wait([keeping])
     await server.close()
+
+
+def _ended(task: "asyncio.Task[None]") -> None:
+    if not task.cancelled():
+        die(f"{task.get_name()} ended", task.exception())
 
 
 async def _until(stop: asyncio.Event, owning: "asyncio.Task[None]") -> None:
@@ -208,6 +216,17 @@ def _partition(partitions: int, tenant_id: str, conversation_id: str) -> int:
 
 def _clock_file(settings: Settings) -> Path:
     return settings.state_dir / "clock" / f"writer.{settings.node_id}.{settings.worker_slot}.bound"
+
+
+def admission_limits(settings: Settings) -> AdmissionLimits:
+    """The bounds of single messages, senders and conversations."""
+    return AdmissionLimits(
+        settings.message_body_bytes_max,
+        settings.large_group_members,
+        settings.per_sender_in_conversation_interval_ms,
+        settings.conversation_rate_per_s,
+        settings.conversation_burst_ms,
+    )
 
 
 def windows_of(settings: Settings) -> Windows:

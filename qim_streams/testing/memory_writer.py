@@ -33,6 +33,7 @@ from qim_streams.membership.ports import (
 from qim_streams.membership.replay import MembershipReplay
 from qim_streams.membership.service import GroupService
 from qim_streams.ownership.ports import Grant, LeaseStore
+from qim_streams.quotas.buckets import TenantQuotas
 from qim_streams.testing.memory_membership import MemoryMembershipStore, MemoryOrdinalDirectory
 from qim_streams.testing.memory_outbox import MemoryMembershipLog, MemoryOutbox, MemoryOutboxReader
 from qim_streams.testing.memory_tier import (
@@ -96,6 +97,7 @@ class WriterRig:
         now_ms: Callable[[], int] = lambda: 1_000_000,
         bound: MemoryClockBound | None = None,
         admission: AdmissionLimits | None = None,
+        quotas: TenantQuotas | None = None,
         queue_max: int = 10_000,
         lane: LaneLimits | None = None,
         change_log: MemoryMembershipLog | None = None,
@@ -143,7 +145,7 @@ class WriterRig:
             clock=self.clock,
             direct=self.direct_chats,
             snapshots=self.snapshots,
-            admission=Admission(admission or AdmissionLimits(65_536, 500, 0)),
+            admission=Admission(admission or AdmissionLimits(65_536, 500, 0), quotas),
             now_ms=now_ms,
             on_doubt=self.die,
             targets=ArchivedTargets(cold),

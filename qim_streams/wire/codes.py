@@ -241,6 +241,13 @@ _REFUSALS = (
         "The message is still being committed.",
         "Repeat after `retry_after_ms`, with the same client_message_id.",
     ),
+    _temporary(
+        418,
+        "CONVERSATION_BUSY",
+        200,
+        "The conversation has had as many messages as it may have for now.",
+        "Repeat after `retry_after_ms`, with the same client_message_id.",
+    ),
 )
 
 _FAILURES = (

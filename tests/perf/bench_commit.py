@@ -9,6 +9,7 @@ from qim_streams.commit.lane_services import SendJob
 from qim_streams.commit.outcome import SendOutcome, SendRequest, SendStatus
 from qim_streams.commit.rules import payload_digest
 from qim_streams.placement import mailbox_shard, outbox_partition
+from qim_streams.quotas.buckets import TenantQuotas
 from qim_streams.records import decode_message, message_head
 from qim_streams.testing.memory_tier import MemoryHotTier
 from qim_streams.testing.memory_writer import WriterRig
@@ -51,6 +52,23 @@ def admission() -> Case[bool]:
     return Case(
         lambda: rules.check(REQUEST._replace(client_message_id=f"m-{next(numbers)}")) is None, always(True)
     )
+
+
+@benchmark("commit.rates_64")
+def rates() -> Case[bool]:
+    """All rates and quotas of a group of sends to direct chats, asked and learned."""
+    limits = AdmissionLimits(65_536, 500, 3_000, 1_000_000, 2_000)
+    rules, numbers = Admission(limits, TenantQuotas(1e9, 2.0)), itertools.count(1_000_000)
+    sends = [REQUEST._replace(conversation_id=f"{CHAT}{n % CHATS}") for n in range(GROUP)]
+
+    def decide() -> bool:
+        now_ms = next(numbers)
+        tickets = rules.tickets(sends, now_ms)
+        for send, ticket in zip(sends, tickets, strict=True):
+            rules.learn(send, ticket, 2, now_ms)
+        return tickets == [2] * GROUP
+
+    return Case(decide, always(True))
 
 
 @benchmark("commit.lane_64")

@@ -164,6 +164,18 @@ def test_a_token_that_the_gateways_verifier_accepts(api: httpx.Client) -> None:
     assert tuple(claims) == ("acme", "ann", minted["expires_at"])
 
 
+def test_rules_of_a_tenant_are_kept(api: httpx.Client) -> None:
+    """Only its own; replaced as a whole; null is the default."""
+    unset = {"fanout_per_s": None, "multi_login": None}
+    assert done(api.get(f"{BASE}/rules")) == unset
+    rules = {"fanout_per_s": 5_000, "multi_login": "platform"}
+    assert done(api.put(f"{BASE}/rules", json=rules)) == rules
+    assert done(api.get(f"{BASE}/rules")) == rules
+    assert done(api.get("/v1/tenants/other/rules")) == unset
+    done(api.put(f"{BASE}/rules", json={}))
+    assert done(api.get(f"{BASE}/rules")) == unset
+
+
 def test_a_trace_of_a_message_that_does_not_exist(api: httpx.Client) -> None:
     message = hlc.encode(1_700_000_000_000, 0, 7).hex()
     answer = api.get(f"{BASE}/messages/{message}/trace")

@@ -11,6 +11,7 @@ from qim_streams.api.ports import ApiDeps, Probe
 from qim_streams.errors import AdmissionRefused
 from qim_streams.membership.commands import GroupCommand, GroupOp, GroupState, check
 from qim_streams.membership.ports import Conversation, Member
+from qim_streams.quotas.rules import NO_RULES, TenantRules
 from qim_streams.trace.model import MessageTrace, TracedMessage
 
 KEY = "an-admin-key-of-more-than-32-characters"
@@ -119,6 +120,21 @@ def fake_mint(tenant_id: str, user_id: str, ttl_s: int) -> tuple[str, int]:
     return f"{tenant_id}.{user_id}", 1_000 + ttl_s
 
 
+class FakeRules:
+    """`RulesStore` in memory."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, TenantRules] = {}
+
+    async def get(self, tenant_id: str) -> TenantRules:
+        """See the port."""
+        return self.kept.get(tenant_id, NO_RULES)
+
+    async def put(self, tenant_id: str, rules: TenantRules) -> None:
+        """See the port."""
+        self.kept[tenant_id] = rules
+
+
 async def well() -> None:
     """A probe that answers."""
 
@@ -132,6 +148,7 @@ def deps(writer: FakeWriter, probes: Mapping[str, Probe] | None = None, **change
         "conversations": writer,
         "trace": fake_trace,
         "mint": fake_mint,
+        "rules": FakeRules(),
         "probes": {"redis": well} if probes is None else probes,
     }
     return ApiDeps(**(given | changes))

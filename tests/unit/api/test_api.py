@@ -349,3 +349,24 @@ async def test_the_documents(writer: FakeWriter) -> None:
     assert "<script" not in page.text
     assert "default-src 'none'" in page.headers["Content-Security-Policy"]
     assert KEY not in json.dumps(document) + page.text
+
+
+# -- rules of tenants
+
+
+async def test_rules_are_replaced_as_a_whole(api: httpx.AsyncClient) -> None:
+    rules = f"{BASE}/rules"
+    assert (await api.get(rules)).json() == {"fanout_per_s": None, "multi_login": None}
+    set_one = await api.put(rules, json={"fanout_per_s": 0})
+    assert set_one.json() == {"fanout_per_s": 0, "multi_login": None}
+    other = await api.put(rules, json={"multi_login": "newest"})
+    assert other.json() == (await api.get(rules)).json() == {"fanout_per_s": None, "multi_login": "newest"}
+
+
+@pytest.mark.parametrize(
+    "body", [{"fanout_per_s": -1}, {"fanout_per_s": 10**10}, {"multi_login": "some"}, {"fan": 1}]
+)
+async def test_rules_that_cannot_be_are_refused(api: httpx.AsyncClient, body: dict[str, object]) -> None:
+    answer = await api.put(f"{BASE}/rules", json=body)
+    assert answer.status_code in (400, 422), answer.text
+    assert next(iter(body)) in answer.text

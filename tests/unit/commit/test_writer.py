@@ -13,6 +13,7 @@ from qim_streams.commit.ports import OutboxAppend
 from qim_streams.ids import direct_conversation_id
 from qim_streams.membership.commands import GroupCommand, GroupOp
 from qim_streams.placement import outbox_partition
+from qim_streams.quotas.buckets import TenantQuotas
 from qim_streams.records import OUTBOX_RELAYED, decode_message, decode_outbox
 from qim_streams.testing.memory_outbox import Hold
 from qim_streams.testing.memory_tier import Fault, MemoryHotTier
@@ -370,6 +371,32 @@ async def test_one_message_per_interval_in_a_large_group_repeats_excepted() -> N
     now += 2_000
     burst = await _all(rig, [second, await rig.request("g", "ann", "m3")])
     assert [answer[0].code for answer in burst] == ["", "RATE_LIMITED"]
+
+
+async def test_rates_and_quotas_refuse_what_is_new_and_answer_repeats() -> None:
+    """T-Q2: L2 and L3 through the whole writer; refused messages were not committed and may come again."""
+    now = 1_000_000
+    limits = AdmissionLimits(65_536, 500, 0, conversation_per_s=10, conversation_burst_ms=200)
+    quotas = TenantQuotas(per_s=9, burst_s=1)
+    rig = WriterRig(one_partition(), [], now_ms=lambda: now, admission=limits, quotas=quotas)
+    await rig.take(0)
+    await group(rig, ("ann", "bob", "cat"))
+    sends = [await rig.request("g", "ann", f"m{n}") for n in range(4)]
+    first, second, third, fourth = await _all(rig, sends)
+    assert (first[0].status, second[0].status) == (S.COMMITTED, S.COMMITTED)
+    assert (third[0].code, fourth[0].code) == ("CONVERSATION_BUSY", "CONVERSATION_BUSY")
+    again = await _all(rig, sends[:3])
+    assert [one[0] for one in again[:2]] == [first[0], second[0]], "a repeat costs nothing"
+    now += third[0].retry_after_ms or 0
+    assert (await rig.writer.send(sends[2])).status is S.COMMITTED
+    now += 200
+    assert (await rig.writer.send(sends[3])).status is S.COMMITTED, "and now the tenant owes"
+    late = await rig.request("g", "bob", "n1")
+    poor = await rig.writer.send(late)
+    assert (poor.code, poor.retry_after_ms) == ("QUOTA_EXCEEDED", 100)
+    assert await rig.writer.send(sends[0]) == first[0]
+    now += 100
+    assert (await rig.writer.send(late)).conversation_seq == 5, "each once"
 
 
 async def test_a_direct_chat_is_made_by_its_first_message_in_order() -> None:
