@@ -210,7 +210,7 @@ class ClientSession:
             tenant_id, user_id, frame.device_id, ordinal, shard, lane_of_ordinal(ordinal)
         )
         opening, totals = await asyncio.gather(
-            self._all.sync.open(address, frame.mailbox_cursor), self._all.sessions.totals(address)
+            self._all.sync.open(address, frame.mailbox_cursor), self._all.sessions.totals.at_sign_on(address)
         )
         epoch = await self._all.devices.open(DeviceKey(*address[:3]), self._all.now_ms())
         if not self.is_open:
@@ -354,8 +354,7 @@ class ClientSession:
     def signalled(self, but_device: str, data: bytes) -> None:
         """Pass on what the user's devices are told, unless it is not for this one or the reader is slow."""
         if self.is_open and but_device != self.address.device_id and not self.outbound.is_full:
-            codec = self._codec
-            self.outbound.put(data if codec.binary else codec.encode(MSGPACK.decode_server(data)))
+            self.outbound.put(data if self._codec.binary else self._codec.encode(MSGPACK.decode_server(data)))
 
     def _on_ping(self, frame: Ping) -> None:
         self.send(Pong(frame.rid, self._all.settings.ping_interval_ms))
@@ -364,6 +363,11 @@ class ClientSession:
         """Queue a frame, unless the session has ended."""
         if self.is_open:
             self.outbound.put(self._codec.encode(frame))
+
+    def send_encoded(self, encode: Callable[[Codec], bytes]) -> None:
+        """Queue a frame that the caller encodes, unless the session has ended."""
+        if self.is_open:
+            self.outbound.put(encode(self._codec))
 
     def refuse(self, answer: Error) -> None:
         """Queue an ERROR, and close if its row says so."""

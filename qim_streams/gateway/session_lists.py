@@ -1,9 +1,8 @@
-"""The session list between frames and `sessions`: requests of clients, signals to devices, totals.
+"""The session list between frames and `sessions`: requests of clients, signals to devices.
 
-Invariants: who asks comes from the session, never from the frame; totals never hold up a sign-on for more
-than `TOTALS_S`, and say that they are not complete instead.
+Invariants: who asks comes from the session, never from the frame.
 
-Spec: §7 (AUTH_OK), §9.
+Spec: §9.
 """
 
 import asyncio
@@ -12,8 +11,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
 
-from qim_streams.errors import AdmissionRefused, QimError, StoreError
-from qim_streams.gateway.session_rows import delta_frame, list_frame, row_frame
+from qim_streams.errors import QimError
+from qim_streams.gateway.session_rows import delta_frame, list_bytes, row_frame
+from qim_streams.gateway.session_totals import SessionTotalsTeller
 from qim_streams.gateway.signals import SignalBus
 from qim_streams.membership.commands import GroupCommand, GroupOp, GroupState
 from qim_streams.membership.ports import OrdinalDirectory
@@ -25,15 +25,16 @@ from qim_streams.sessions.projection_records import SessionRow as ProjectedRow
 from qim_streams.sessions.projection_records import Slot, slot_of
 from qim_streams.sessions.reading import ListQuery, SessionLists
 from qim_streams.sessions.receipts import Receipts
-from qim_streams.sessions.rules import Totals
 from qim_streams.sync.ports import MailboxAddress
 from qim_streams.wire import MSGPACK
+from qim_streams.wire.codec import Codec
 from qim_streams.wire.connection import ServerConnection
 from qim_streams.wire.frames import ServerFrame
 from qim_streams.wire.frames_sessions import (
     ClearConversation,
     DeleteMessages,
     GetReadCount,
+    GetSessionTotals,
     HideConversation,
     MarkRead,
     PullSessionList,
@@ -48,11 +49,7 @@ from qim_streams.wire.frames_sessions import (
 
 log = logging.getLogger(__name__)
 
-TOTALS_S: Final = 0.25
-TOTALS_AT_ONCE_MAX: Final = 16
-TOTALS_PER_S_MAX: Final = 100  # in a storm of sign-ons the others hear that nothing is complete
 BACKGROUND_MAX: Final = 64  # things that nobody waits for, at once; more are left out
-UNKNOWN: Final = Totals(0, 0, 0, False)
 Change = Callable[[Actor, Any], Awaitable[Changed]]
 _ENTERING = (GroupOp.CREATE, GroupOp.ADD, GroupOp.JOIN)
 
@@ -69,6 +66,9 @@ class ListSession(Protocol):
     def send(self, frame: ServerFrame) -> None:
         """Queue a frame."""
 
+    def send_encoded(self, encode: Callable[[Codec], bytes]) -> None:
+        """Queue a frame that is encoded by the caller."""
+
     def spawn(self, work: Callable[[], Awaitable[None]], rid: int, answered: Callable[[], None]) -> None:
         """Run `work`, which answers; if it raises, `answered` is called and the answer is an ERROR."""
 
@@ -82,15 +82,14 @@ class SessionListFrames:
         actions: UserActions,
         receipts: Receipts,
         bus: SignalBus,
+        totals: SessionTotalsTeller,
         ordinals: OrdinalDirectory,
         projection: ProjectionStore,
         now_ms: Callable[[], int],
     ) -> None:
-        self.lists, self.actions, self.bus, self._receipts = lists, actions, bus, receipts
-        self._ordinals, self._projection, self._now_ms = ordinals, projection, now_ms
-        self._changes = _changes_of(actions)
-        self._counting = 0
-        self._totals_second, self._totals_left = 0, TOTALS_PER_S_MAX
+        self.lists, self.actions, self.bus, self.totals = lists, actions, bus, totals
+        self._receipts, self._ordinals, self._projection = receipts, ordinals, projection
+        self._now_ms, self._changes = now_ms, _changes_of(actions)
         self._working: set[asyncio.Task[None]] = set()
 
     def handle(self, session: ListSession, frame: Any) -> bool:
@@ -102,7 +101,10 @@ class SessionListFrames:
             _answer(session, frame.rid, partial(self._count, session, frame))
             return True
         if type(frame) is PullSessionList:
-            _answer(session, frame.rid, partial(self._page, session, frame))
+            session.spawn(partial(self._page, session, frame), frame.rid, session.connection.request_answered)
+            return True
+        if type(frame) is GetSessionTotals:
+            _answer(session, frame.rid, partial(self.totals.frame, session.address, frame.rid))
             return True
         change = self._changes.get(type(frame))
         if change is None:
@@ -112,10 +114,12 @@ class SessionListFrames:
         _answer(session, frame.rid, partial(_changed, change, actor, frame))
         return True
 
-    async def _page(self, session: ListSession, frame: PullSessionList) -> ServerFrame:
+    async def _page(self, session: ListSession, frame: PullSessionList) -> None:
         address = session.address
         query = ListQuery(frame.cursor, frame.limit, frame.only, frame.pinned_first)
-        return list_frame(frame.rid, await self.lists.page(user_of(address), address.shard, query))
+        page = await self.lists.page(user_of(address), address.shard, query)
+        session.connection.request_answered()
+        session.send_encoded(lambda codec: list_bytes(codec, frame.rid, page))
 
     async def _count(self, session: ListSession, frame: GetReadCount) -> ServerFrame:
         found = await self._receipts.readers(
@@ -133,28 +137,14 @@ class SessionListFrames:
         for other in await self._receipts.audience(user, conversation_id):
             self.bus.tell(other, "", data)
 
-    async def totals(self, address: MailboxAddress) -> Totals:
-        """The totals of AUTH_OK, or that they are not known: a sign-on waits for no store that is slow."""
-        second = self._now_ms() // 1_000
-        if second != self._totals_second:
-            self._totals_second, self._totals_left = second, TOTALS_PER_S_MAX
-        if self._counting >= TOTALS_AT_ONCE_MAX or not self._totals_left:
-            return UNKNOWN
-        self._counting += 1
-        self._totals_left -= 1
-        try:
-            async with asyncio.timeout(TOTALS_S):
-                return await self.lists.totals(user_of(address), address.shard)
-        except (StoreError, TimeoutError, AdmissionRefused) as error:
-            log.info("totals of a sign-on are left out: %s", error or "no answer in time")
-            return UNKNOWN
-        finally:
-            self._counting -= 1
-
     # -- signals
 
     def tell(self, actor: Actor, changed: Changed) -> None:
-        """A state has changed: tell the user's other devices, and after reading the direct chat's peer."""
+        """A state has changed: tell the user's other devices, and after reading the direct chat's peer.
+
+        A moment later all of the user's devices are told what is unread now.
+        """
+        self.totals.changed(actor.user, actor.shard)
         frame = delta_frame(changed.mailbox_seq, changed.order, [changed.row])
         self.bus.tell(actor.user, actor.device_id, MSGPACK.encode(frame))
         view = changed.row.view
@@ -206,6 +196,7 @@ class SessionListFrames:
         for task in self._working:
             task.cancel()
         await asyncio.gather(*self._working, return_exceptions=True)
+        await self.totals.close()
         await self.actions.close()
 
 

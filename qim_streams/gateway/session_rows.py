@@ -5,9 +5,13 @@ Spec: §9.
 
 from collections.abc import Iterable
 
-from qim_streams.sessions.reading import ListPage, ListRow
+from qim_streams.sessions.badges import UserTotals
+from qim_streams.sessions.reading import ListPage
+from qim_streams.sessions.rows import ListRow
 from qim_streams.sessions.rules import TailMessage, is_hidden
-from qim_streams.wire.frames_sessions import LastMessage, SessionDelta, SessionList, SessionRow
+from qim_streams.wire.codec import Codec
+from qim_streams.wire.codec_msgpack import encode_row
+from qim_streams.wire.frames_sessions import LastMessage, SessionDelta, SessionRow, SessionTotals
 
 
 def row_frame(row: ListRow) -> SessionRow:
@@ -37,10 +41,27 @@ def row_frame(row: ListRow) -> SessionRow:
     )
 
 
-def list_frame(rid: int, page: ListPage) -> SessionList:
-    """The answer to a PULL_SESSION_LIST."""
-    rows = [row_frame(row) for row in page.rows]
-    return SessionList(rid, rows, page.position.seq, page.position.complete, page.next_cursor)
+def row_bytes(row: ListRow) -> bytes:
+    """The row in the binary form; made once for each row."""
+    data = row.encoded
+    if data is None:
+        data = row.encoded = encode_row(row_frame(row))
+    return data
+
+
+def list_bytes(codec: Codec, rid: int, page: ListPage) -> bytes:
+    """The answer to a PULL_SESSION_LIST in the form of `codec`."""
+    position = page.position
+    rows = [row_bytes(row) for row in page.rows]
+    return codec.encode_session_list(rid, rows, position.seq, position.complete, page.next_cursor)
+
+
+def totals_frame(found: UserTotals, rid: int | None = None) -> SessionTotals:
+    """What is unread in all; `rid` of the request that asked."""
+    of = found.totals
+    return SessionTotals(
+        found.mailbox_seq, found.order, of.unread, of.mentions, of.muted_unread, of.badge, of.complete, rid
+    )
 
 
 def delta_frame(mailbox_seq: int, order: int, rows: Iterable[ListRow]) -> SessionDelta:

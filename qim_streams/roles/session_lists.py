@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from qim_streams.commit.calls import PartitionCalls
 from qim_streams.gateway.redis_signals import RedisSignals
 from qim_streams.gateway.session_lists import SessionListFrames
+from qim_streams.gateway.session_totals import SessionTotalsTeller
 from qim_streams.history.redis_history import RedisHistoryStore
 from qim_streams.mailbox.redis_store import RedisMailboxStore
 from qim_streams.membership.ports import OrdinalDirectory
@@ -19,6 +20,7 @@ from qim_streams.redis_tier import RedisClient
 from qim_streams.runtime import now_ms
 from qim_streams.script_pipe import ScriptPipe
 from qim_streams.sessions.actions import UserActions
+from qim_streams.sessions.badges import Badges
 from qim_streams.sessions.keeping import StateKeeper
 from qim_streams.sessions.positions import Positions
 from qim_streams.sessions.reading import SessionLists
@@ -28,6 +30,7 @@ from qim_streams.sessions.redis_heads import RedisConversationHeads
 from qim_streams.sessions.redis_projection import RedisProjection
 from qim_streams.sessions.redis_user_state import RedisUserStates
 from qim_streams.sessions.restoring import RestoredStates, UserDeletions
+from qim_streams.sessions.rows import Rows
 from qim_streams.sessions.session_rebuild import SessionRebuild
 from qim_streams.sessions.tails import Tails
 from qim_streams.sessions.whole_heads import WholeHeads
@@ -43,16 +46,22 @@ class ListServices(NamedTuple):
     deletions: UserDeletions
 
 
-def compose_lists(
-    redis: RedisClient, archive: Any, ordinals: OrdinalDirectory, partition_of: PartitionOf, shards: int
-) -> ListServices:
-    """The session list of a gateway. `shards`: MailboxShards."""
+class _Reading(NamedTuple):
+    """What lists and badges are read with."""
+
+    states: RedisUserStates
+    projection: RedisProjection
+    heads: WholeHeads
+    rows: Rows
+    positions: Positions
+
+
+def _reading(redis: RedisClient, archive: Any, partition_of: PartitionOf, shards: int) -> _Reading:
     mailboxes, projection, states = (
         RedisMailboxStore(redis),
         RedisProjection(redis),
         RedisUserStates(redis, now_ms),
     )
-    restored = RestoredStates(states, archive)
     rebuild = SessionRebuild(
         store=projection,
         rebuilds=projection,
@@ -61,20 +70,31 @@ def compose_lists(
         shard_of=lambda tenant, user: mailbox_shard(tenant, user, shards),
     )
     heads = WholeHeads(RedisConversationHeads(redis, partition_of), RedisWholeness(redis), partition_of)
-    lists = SessionLists(
-        states,
-        archive,
-        heads,
-        Tails(RedisHistoryStore(redis, partition_of), archive),
-        Positions(mailboxes, projection, rebuild, restored),
-    )
+    rows = Rows(heads, Tails(RedisHistoryStore(redis, partition_of), archive), states)
+    positions = Positions(mailboxes, projection, rebuild, RestoredStates(states, archive))
+    return _Reading(states, projection, heads, rows, positions)
+
+
+def compose_lists(
+    redis: RedisClient, archive: Any, ordinals: OrdinalDirectory, partition_of: PartitionOf, shards: int
+) -> ListServices:
+    """The session list of a gateway. `shards`: MailboxShards."""
+    states, projection, heads, rows, positions = _reading(redis, archive, partition_of, shards)
+    lists = SessionLists(states, archive, rows, positions)
     signals = RedisSignals(redis)
+    totals = SessionTotalsTeller(Badges(states, archive, rows, positions), signals, now_ms)
     # The actions tell by the frames, which are made of the actions.
     actions = UserActions(states, lists, lambda actor, changed: frames.tell(actor, changed), now_ms)
     members = RedisMembershipStore(redis, PartitionCalls(ScriptPipe(redis)), partition_of)
     receipts = Receipts(members, heads, states, now_ms)
-    frames = SessionListFrames(lists, actions, receipts, signals, ordinals, projection, now_ms)
-    return ListServices(frames, signals, UserDeletions(restored))
+    frames = SessionListFrames(lists, actions, receipts, signals, totals, ordinals, projection, now_ms)
+    return ListServices(frames, signals, UserDeletions(RestoredStates(states, archive)))
+
+
+def compose_badges(redis: RedisClient, archive: Any, partition_of: PartitionOf, shards: int) -> Badges:
+    """Who counts badges for notifications; `archive` is what `archive.opening.open_archive_reader` gives."""
+    states, _, _, rows, positions = _reading(redis, archive, partition_of, shards)
+    return Badges(states, archive, rows, positions)
 
 
 def compose_keeper(

@@ -25,7 +25,8 @@ from qim_streams.sessions.ports import (
     StateChange,
     UserStateStore,
 )
-from qim_streams.sessions.reading import Found, ListRow, SessionLists, view_of
+from qim_streams.sessions.reading import SessionLists
+from qim_streams.sessions.rows import Found, ListRow, view_of
 from qim_streams.sessions.rules import RowView
 from qim_streams.sessions.state import UserConversationState
 
@@ -182,17 +183,18 @@ class UserActions:
         """Replace the state by what `rule` makes of it; `above_seq`: where the unread will begin."""
         user, lists = actor.user, self._lists
         for _ in range(TRIES_MAX):
-            (head,), (stored,), watermark = await asyncio.gather(
-                lists.heads(user, [HeadQuery(conversation_id, above_seq or 0)]),
+            wanted = (user.user_id, HeadQuery(conversation_id, above_seq or 0))
+            (there,), (stored,), watermark = await asyncio.gather(
+                lists.rows.heads(user.tenant_id, [wanted]),
                 lists.states(user, [conversation_id]),
                 lists.watermark(user, actor.shard),
             )
-            if head is None:
+            if there is None:
                 raise AdmissionRefused("NO_CONVERSATION", "there is no such conversation")
+            head, (data, before) = there[0], stored
             if head.member is None:
                 raise AdmissionRefused("NOT_MEMBER", "you never were a member of the conversation")
-            data, before = stored
-            found = Found(conversation_id, head.activity, before, head)
+            found = Found(conversation_id, head.activity, before, *there)
             now = self._now_ms()
             after = rule(before, view_of(found))
             if data is None and after != before:
@@ -205,7 +207,7 @@ class UserActions:
                 done, order = await self._states.replace(user, [change])
                 if not done[0]:
                     continue
-            (row,) = await lists.rows(user, [found._replace(state=after)])
+            (row,) = await lists.rows.rows(user, [found._replace(state=after)])
             changed = Changed(row, watermark, order, after.read_seq > before.read_seq)
             if changed.effective:
                 self._tell(actor, changed)

@@ -40,6 +40,7 @@ class CandidatePage(NamedTuple):
     `restored`: whether what the archive has of the user's states is in this store. `pinned` and `wide` are
     all that the user has; the latter are those whose rows may be behind their heads. `rows` are the others
     after the place asked for, newest first; fewer than asked for: there are no more. `size` counts all.
+    `order` is that of the user's last change (`Replaced.order`), 0 if he has made none.
     """
 
     restored: bool
@@ -47,6 +48,7 @@ class CandidatePage(NamedTuple):
     pinned: list[Candidate]
     wide: list[Candidate]
     rows: list[Candidate]
+    order: int = 0
 
 
 class StateChange(NamedTuple):
@@ -148,10 +150,17 @@ class UserStateArchive(UserStateReader, Protocol):
 
 
 class HeadQuery(NamedTuple):
-    """A conversation, and the number above which its records are wanted."""
+    """A conversation, and the number above which its records are wanted.
+
+    No records come when the conversation still ends with the number `known_seq` and the message `known_id`:
+    the caller has them. Nothing at all comes when it ends at or below `skip_to`.
+    """
 
     conversation_id: str
     above_seq: int
+    known_seq: int = -1
+    known_id: bytes = b""
+    skip_to: int = -1
 
 
 class HeadView(NamedTuple):
@@ -160,7 +169,11 @@ class HeadView(NamedTuple):
     What lies above `committed_seq` is RESERVED: it may still vanish with the hot tier.
     `records` descend from `allocated_seq`, one for each number (None: not in the hot tier), at least one if
     there is any, at most as many as the store deems cheap. `activity` is the time of the newest message,
-    in ms (0: none). `peer_id` is the other member of a direct chat.
+    in ms (0: none), `last_id` its id (empty: none). `peer_id` is the other member of a direct chat.
+    `unchanged`: it ends as the query said, so `records` are left out.
+
+    Whatever changes a message of a conversation (an edit, a recall) gets a number there, in the same step:
+    two views with the same `allocated_seq` and `last_id` have the same messages at and below it.
     """
 
     kind: str
@@ -174,6 +187,8 @@ class HeadView(NamedTuple):
     activity: int
     member: Member | None
     records: list[bytes | None]
+    last_id: bytes = b""
+    unchanged: bool = False
 
 
 class ConversationHeads(Protocol):
@@ -181,6 +196,11 @@ class ConversationHeads(Protocol):
 
     async def heads(self, tenant_id: str, user_id: str, wanted: Sequence[HeadQuery]) -> list[HeadView | None]:
         """The head of each, None where there is no such conversation."""
+
+    async def of_users(
+        self, tenant_id: str, wanted: Sequence[tuple[str, HeadQuery]]
+    ) -> list[HeadView | None]:
+        """The same for (user, conversation) of any number of users, in one round trip."""
 
 
 class Position(NamedTuple):
@@ -201,6 +221,9 @@ class ProjectionPosition(Protocol):
 
     async def watermark(self, user: SessionUser, shard: int) -> int:
         """W of the user's lane: a single conversation, read after this, is at least as new."""
+
+    async def whole(self, users: Sequence[tuple[SessionUser, int]]) -> list[bool]:
+        """Make the rows of users of shards whole, as `position`; whether the projection vouches for each."""
 
 
 class Signals(Protocol):

@@ -8,12 +8,14 @@ Spec: §7, §9.
 """
 
 import asyncio
+from collections.abc import Sequence
 
 from qim_streams.lru import LruMap
 from qim_streams.mailbox.ports import MailboxStore
 from qim_streams.placement import lane_of_ordinal
 from qim_streams.sessions.ports import Position, SessionUser
 from qim_streams.sessions.projection_ports import ProjectionStore
+from qim_streams.sessions.projection_records import Checkpoint
 from qim_streams.sessions.restoring import RestoredStates
 from qim_streams.sessions.session_rebuild import SessionRebuild
 
@@ -44,16 +46,35 @@ class Positions:
         watermark, (checkpoint,) = await asyncio.gather(
             self.watermark(user, shard), self._projection.checkpoints([shard])
         )
-        key = (user.tenant_id, user.ordinal)
-        known = checkpoint is not None and checkpoint.caught_up and self._vouched.get(key) == checkpoint.epoch
-        if not known:
-            await self._states.load(user, [])
-            vouched = await self._rebuild.ensure(user.tenant_id, user.user_id, user.ordinal)
-            if not vouched or checkpoint is None:
-                return Position(watermark, vouched)  # rebuilt out of everything up to W or beyond
-            self._vouched.put(key, checkpoint.epoch)
-        assert checkpoint is not None
+        whole = await self._whole(user, checkpoint)
+        if not whole or checkpoint is None:
+            return Position(watermark, whole)  # rebuilt out of everything up to W or beyond
         return Position(min(watermark, checkpoint.offset), True)
+
+    async def whole(self, users: Sequence[tuple[SessionUser, int]]) -> list[bool]:
+        """See the port. One round trip for users that are known to be whole."""
+        shards = sorted({shard for _, shard in users})
+        found = dict(zip(shards, await self._projection.checkpoints(shards), strict=True))
+        return list(await asyncio.gather(*(self._whole(user, found[shard]) for user, shard in users)))
+
+    async def _whole(self, user: SessionUser, checkpoint: Checkpoint | None) -> bool:
+        if checkpoint is None:
+            return await self._make_whole(user)
+        return await self._is_whole(user, checkpoint)
+
+    async def _is_whole(self, user: SessionUser, checkpoint: Checkpoint) -> bool:
+        """Whether the projection vouches for the user's rows, after they were made whole."""
+        key = (user.tenant_id, user.ordinal)
+        if checkpoint.caught_up and self._vouched.get(key) == checkpoint.epoch:
+            return True
+        vouched = await self._make_whole(user)
+        if vouched:
+            self._vouched.put(key, checkpoint.epoch)
+        return vouched
+
+    async def _make_whole(self, user: SessionUser) -> bool:
+        await self._states.load(user, [])
+        return await self._rebuild.ensure(user.tenant_id, user.user_id, user.ordinal)
 
     def doubt(self, user: SessionUser) -> None:
         """See the port."""

@@ -1,4 +1,4 @@
-"""The session list of a user: pages, single rows, totals.
+"""The session list of a user, page by page.
 
 1. Where the projection stands is read first, so that whatever comes after that position comes as an event.
 2. Candidates: rows of the projection with the user's states, one atomic read. What the archive has of the
@@ -17,16 +17,12 @@ Spec: §8 (2), §9. Scenarios A16 F4 F5 F8 F10.
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from qim_streams import limits
 from qim_streams.sessions.ports import (
     Candidate,
     CandidatePage,
-    ConversationHeads,
     HeadQuery,
-    HeadView,
     Position,
     ProjectionPosition,
     SessionUser,
@@ -34,25 +30,14 @@ from qim_streams.sessions.ports import (
     UserStateStore,
 )
 from qim_streams.sessions.restoring import RestoredStates, state_of
-from qim_streams.sessions.rules import (
-    ListPlace,
-    RowView,
-    TailMessage,
-    TailWalk,
-    Totals,
-    Unread,
-    decode_place,
-    is_hidden,
-    totals,
-)
+from qim_streams.sessions.rows import ListRow, Rows
+from qim_streams.sessions.rules import ListPlace, decode_place, is_hidden
 from qim_streams.sessions.state import UserConversationState
-from qim_streams.sessions.tails import Tails, readable
 
 CHUNK: Final = 100  # candidates of one read
 CHUNKS_MAX: Final = 8  # of one request: a filter that finds little ends its page there
 LISTS_AT_ONCE_MAX: Final = 32  # in the whole process
 WIDE_MAX: Final = 256  # conversations whose place is read from their heads, per user
-TOTALS_MAX: Final = 100  # conversations that totals look at; more are said to be incomplete
 ALL, EVERY, UNREAD, MUTED, MENTIONED = "all", "every", "unread", "muted", "mentioned"
 
 
@@ -65,33 +50,12 @@ class ListQuery(NamedTuple):
     pinned_first: bool = False
 
 
-@dataclass(slots=True)
-class ListRow:
-    """A conversation in a list. `peer_read_seq`: of the other member of a direct chat, None if not known."""
-
-    view: RowView
-    activity: int
-    unread: Unread
-    last: TailMessage | None
-    peer_read_seq: int | None = None
-    mention_seqs: tuple[int, ...] = ()  # unread messages that name the user, the newest first
-
-
 class ListPage(NamedTuple):
     """A page. `next_cursor` None: this was the last one."""
 
     rows: list[ListRow]
     next_cursor: str | None
     position: Position
-
-
-class Found(NamedTuple):
-    """A conversation of a user, with everything that its row is made of."""
-
-    conversation_id: str
-    activity: int
-    state: UserConversationState
-    head: HeadView
 
 
 class SessionLists:
@@ -101,12 +65,10 @@ class SessionLists:
         self,
         states: UserStateStore,
         archive: UserStateReader,
-        heads: ConversationHeads,
-        tails: Tails,
+        rows: Rows,
         positions: ProjectionPosition,
     ) -> None:
-        self._states, self._read_seqs = RestoredStates(states, archive), states.read_seqs
-        self._heads, self._tails, self._positions = heads, tails, positions
+        self._states, self._positions, self.rows = RestoredStates(states, archive), positions, rows
         self._slots = asyncio.Semaphore(LISTS_AT_ONCE_MAX)
 
     # -- pages
@@ -138,16 +100,6 @@ class SessionLists:
                 page = await self._states.page(user, place, size)
         return ListPage(rows, place.encode() if more and place is not None else None, position)
 
-    async def totals(self, user: SessionUser, shard: int) -> Totals:
-        """The sums over the newest conversations, `TOTALS_MAX` of them and the wide ones."""
-        async with self._slots:
-            position, page = await self._begin(user, shard, None, TOTALS_MAX)
-            rows = await self._listed(user, [*page.rows, *page.wide[:WIDE_MAX]], peers=False)
-        looked = len(page.rows) + min(len(page.wide), WIDE_MAX)
-        return totals(
-            [(row.unread, row.view.state.muted) for row in rows], position.complete and page.size <= looked
-        )
-
     # -- rows, also for those who change states
 
     async def states(
@@ -158,33 +110,9 @@ class SessionLists:
         pairs = zip(found, conversation_ids, strict=True)
         return [(data, state_of(user, name, data)) for data, name in pairs]
 
-    async def heads(self, user: SessionUser, wanted: Sequence[HeadQuery]) -> list[HeadView | None]:
-        """Heads of conversations, as `ConversationHeads.heads`."""
-        return await self._heads.heads(user.tenant_id, user.user_id, wanted)
-
     async def watermark(self, user: SessionUser, shard: int) -> int:
         """W of the user's lane."""
         return await self._positions.watermark(user, shard)
-
-    async def rows(self, user: SessionUser, found: Sequence[Found], *, peers: bool = True) -> list[ListRow]:
-        """The row of each conversation, hidden ones included."""
-        walks = [TailWalk(view_of(one)) for one in found]
-        for one, walk in zip(found, walks, strict=True):
-            _feed(walk, one.head)
-        await asyncio.gather(*(self._finish(user, walk) for walk in walks if not walk.is_done))
-        rows = [
-            ListRow(
-                walk.view,
-                max(one.activity, _head_activity(one)),
-                walk.unread(),
-                walk.last,
-                mention_seqs=tuple(walk.mention_seqs[: limits.SESSION_MENTIONS_MAX]),
-            )
-            for one, walk in zip(found, walks, strict=True)
-        ]
-        if peers:
-            await self._add_peers(user, found, rows)
-        return rows
 
     # -- steps
 
@@ -213,76 +141,22 @@ class SessionLists:
     async def _placed(self, user: SessionUser, wide: Sequence[Candidate]) -> list[Candidate]:
         """Wide conversations with the activity of their heads, where the user is still a member."""
         newest = sorted(wide, key=lambda one: one.activity, reverse=True)[:WIDE_MAX]
-        none_above = [HeadQuery(one.conversation_id, 2**53) for one in newest]
-        heads = await self._heads.heads(user.tenant_id, user.user_id, none_above)
+        none_above = [(user.user_id, HeadQuery(one.conversation_id, 2**53)) for one in newest]
+        heads = await self.rows.heads(user.tenant_id, none_above)
         return [
-            one if head is None or head.member is None or not head.member.active
-            else one._replace(activity=max(one.activity, head.activity))
+            one if head is None or head[0].member is None or not head[0].member.active
+            else one._replace(activity=max(one.activity, head[0].activity))
             for one, head in zip(newest, heads, strict=True)
         ]  # fmt: skip
 
     async def _listed(
-        self, user: SessionUser, candidates: Sequence[Candidate], *, peers: bool = True, hidden: bool = False
+        self, user: SessionUser, candidates: Sequence[Candidate], *, hidden: bool = False
     ) -> list[ListRow]:
         """Rows of those that exist and were ever for the user; of `hidden` ones only when asked for."""
-        states = [state_of(user, one.conversation_id, one.state) for one in candidates]
-        wanted = [
-            HeadQuery(state.conversation_id, max(state.read_seq, state.deleted_to_seq)) for state in states
-        ]
-        heads = await self._heads.heads(user.tenant_id, user.user_id, wanted) if wanted else []
-        found = [
-            Found(one.conversation_id, one.activity, state, head)
-            for one, state, head in zip(candidates, states, heads, strict=True)
-            if head is not None and head.member is not None
-            if hidden or not is_hidden(state, head.committed_seq)
-        ]
-        return await self.rows(user, found, peers=peers)
-
-    async def _finish(self, user: SessionUser, walk: TailWalk) -> None:
-        while (span := walk.next_span()) is not None:
-            name = walk.view.conversation_id
-            walk.take(span, await self._tails.read(user.tenant_id, name, span))
-
-    async def _add_peers(self, user: SessionUser, found: Sequence[Found], rows: Sequence[ListRow]) -> None:
-        known = [
-            (row, SessionUser(user.tenant_id, one.head.peer_id, one.head.peer_ordinal))
-            for one, row in zip(found, rows, strict=True)
-            if one.head.peer_id is not None and one.head.peer_ordinal is not None
-        ]
-        stored = await self._read_seqs([(peer, row.view.conversation_id) for row, peer in known])
-        for (row, peer), data in zip(known, stored, strict=True):
-            row.peer_read_seq = state_of(peer, row.view.conversation_id, data).read_seq
-
-
-def view_of(one: Found) -> RowView:
-    """What a row is made of, besides the messages."""
-    head = one.head
-    return RowView(
-        one.conversation_id,
-        head.kind,
-        head.name,
-        head.peer_id,
-        head.dismissed,
-        head.allocated_seq,
-        head.committed_seq,
-        head.history_policy,
-        head.member,
-        one.state,
-    )
-
-
-def _feed(walk: TailWalk, head: HeadView) -> None:
-    """Give a walk what came with the head, as far as it is in one piece."""
-    if walk.view.top != head.allocated_seq:
-        return
-    for record in head.records:
-        if record is None or walk.is_done:
-            return
-        walk.step(readable(record))
-
-
-def _head_activity(one: Found) -> int:
-    return one.activity if one.activity else one.head.activity
+        found = await self.rows.found(user, candidates)
+        if not hidden:
+            found = [one for one in found if not is_hidden(one.state, one.head.committed_seq)]
+        return await self.rows.rows(user, found)
 
 
 def _is_after(one: Candidate, place: ListPlace | None) -> bool:

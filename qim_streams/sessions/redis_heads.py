@@ -1,7 +1,8 @@
 """Heads of conversations in bulk, on Redis (key table: `commit.keys`). Nothing is written.
 
 Invariants: a conversation's head, member row and records are of one moment; one script call looks at
-`CONVERSATIONS_PER_CALL` conversations of one Outbox partition at most, so nobody else waits long.
+`CONVERSATIONS_PER_CALL` conversations of one Outbox partition at most, so nobody else waits long. What is
+remembered is how an answer was read, never an answer: the same bytes give the same view, the very object.
 
 Spec: §9.
 """
@@ -10,10 +11,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import msgpack
+
 from qim_streams.commit import keys
 from qim_streams.commit.calls import PartitionCalls
 from qim_streams.errors import RecordError, StoreError
 from qim_streams.hlc import millis_of
+from qim_streams.lru import LruMap
 from qim_streams.membership.rows import decode_member
 from qim_streams.redis_tier import RedisClient, Script
 from qim_streams.script_pipe import ScriptPipe
@@ -22,6 +26,9 @@ from qim_streams.sessions.ports import HeadQuery, HeadView
 CONVERSATIONS_PER_CALL: Final = 32  # about a quarter of a millisecond of the server
 RECORDS_MAX: Final = 8  # of one conversation: more unread are read one conversation at a time
 BYTES_MAX: Final = 256 * 1024  # of records in one call; beyond, one record of each conversation
+VIEWS_KEPT: Final = 20_000  # about a kilobyte each
+_FIELDS: Final = 11  # of an answer, before the records
+_pack = msgpack.Packer(use_bin_type=False, autoreset=True).pack  # cmsgpack knows no bin
 
 
 class RedisConversationHeads:
@@ -31,12 +38,20 @@ class RedisConversationHeads:
         self._partition_of = partition_of
         self._calls = PartitionCalls(ScriptPipe(client))
         self._heads = Script.load("qim_streams.sessions", "heads.lua")
+        self._views: LruMap[tuple[str, str, str], tuple[list[Any], HeadView]] = LruMap(VIEWS_KEPT, VIEWS_KEPT)
 
     async def heads(self, tenant_id: str, user_id: str, wanted: Sequence[HeadQuery]) -> list[HeadView | None]:
         """See the port. StoreError also for a member row that cannot be read."""
+        return await self.of_users(tenant_id, [(user_id, one) for one in wanted])
+
+    async def of_users(
+        self, tenant_id: str, wanted: Sequence[tuple[str, HeadQuery]]
+    ) -> list[HeadView | None]:
+        """See the port."""
         by_partition: dict[int, list[int]] = {}
-        for index, one in enumerate(wanted):
-            by_partition.setdefault(self._partition_of(tenant_id, one.conversation_id), []).append(index)
+        partition_of = self._partition_of
+        for index, (_, one) in enumerate(wanted):
+            by_partition.setdefault(partition_of(tenant_id, one[0]), []).append(index)
         parts = [
             (partition, indexes[start : start + CONVERSATIONS_PER_CALL])
             for partition, indexes in by_partition.items()
@@ -45,29 +60,40 @@ class RedisConversationHeads:
         answers = await asyncio.gather(
             *(
                 self._calls.read(
-                    self._heads, partition, _arguments(tenant_id, user_id, [wanted[at] for at in indexes])
+                    self._heads, partition, _arguments(tenant_id, [wanted[at] for at in indexes])
                 )
                 for partition, indexes in parts
             )
         )
         found: list[HeadView | None] = [None] * len(wanted)
-        for (_, indexes), views in zip(parts, answers, strict=True):
-            for index, view in zip(indexes, views, strict=True):
-                found[index] = _view(user_id, view)
+        for (_, indexes), answered in zip(parts, answers, strict=True):
+            for index, answer in zip(indexes, answered, strict=True):
+                if answer:
+                    user_id, one = wanted[index]
+                    found[index] = self._view((tenant_id, user_id, one[0]), answer)
         return found
 
+    def _view(self, key: tuple[str, str, str], answer: list[Any]) -> HeadView:
+        known = self._views.get(key)
+        if known is not None and known[0] == answer:
+            return known[1]
+        view = _view(key[1], answer)
+        if len(answer) == _FIELDS:  # with records it is not going to come again
+            self._views.put(key, (answer, view))
+        return view
 
-def _arguments(tenant_id: str, user_id: str, wanted: Sequence[HeadQuery]) -> list[str | int]:
-    args: list[str | int] = [user_id, RECORDS_MAX, BYTES_MAX]
-    for name, above in wanted:
-        args += (keys.conversation(tenant_id, name), f"{tenant_id}\0{name}\0", above)
-    return args
+
+def _arguments(tenant_id: str, wanted: Sequence[tuple[str, HeadQuery]]) -> tuple[int | bytes, ...]:
+    flat: list[str | int | bytes] = []
+    for user_id, (name, above, known_seq, known_id, skip_to) in wanted:
+        flat += (keys.conversation(tenant_id, name), user_id, above, known_seq, known_id, skip_to)
+    return RECORDS_MAX, BYTES_MAX, _pack(flat)
 
 
-def _view(user_id: str, answer: Any) -> HeadView | None:
-    if not answer:
-        return None
-    kind, name, peer, peer_row, dismissed, policy, allocated, committed, last_id, row, *records = answer
+def _view(user_id: str, answer: list[Any]) -> HeadView:
+    kind, name, peer, peer_row, dismissed, policy, allocated, committed, last_id, row, known = answer[
+        :_FIELDS
+    ]
     try:
         member = None if row is None else decode_member(user_id, row)
         peer_ordinal = decode_member("", peer_row).ordinal if peer_row else None
@@ -84,5 +110,7 @@ def _view(user_id: str, answer: Any) -> HeadView | None:
         int(committed),
         millis_of(last_id) if last_id else 0,
         member,
-        records,
+        answer[_FIELDS:],
+        last_id or b"",
+        known == 1,
     )

@@ -49,11 +49,11 @@ class RedisUserStates:
     async def page(self, user: SessionUser, before: ListPlace | None, limit: int) -> CandidatePage:
         """See `UserStateStore.page`."""
         place: tuple[type_args, ...] = ("", "") if before is None else before
-        names = [_key(user, what) for what in ("convs", "uc", "pin", "wide")]
+        names = [_key(user, what) for what in ("convs", "uc", "pin", "wide", "last")]
         answer = await self._call(self._page, names, (keys.RESTORED_FIELD, limit, *place))
-        restored, size, *lists = answer
+        restored, size, order, *lists = answer
         pinned, wide, rows = (list(_candidates(one)) for one in lists)
-        return CandidatePage(bool(restored), int(size), pinned, wide, rows)
+        return CandidatePage(bool(restored), int(size), pinned, wide, rows, int(order))
 
     async def load(
         self, user: SessionUser, conversation_ids: Sequence[str]

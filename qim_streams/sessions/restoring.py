@@ -9,6 +9,7 @@ Spec: §9, §14.8.
 
 import logging
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 from qim_streams.errors import RecordError
@@ -26,6 +27,7 @@ from qim_streams.sessions.state import UserConversationState, decode_state
 log = logging.getLogger(__name__)
 
 RESTORED_MAX: Final = 20_000  # states of one user that are put back
+DECODED_MAX: Final = 50_000  # states kept as they were read, about half a kilobyte each
 
 
 class RestoredStates:
@@ -83,10 +85,15 @@ def state_of(user: SessionUser, conversation_id: str, data: bytes | None) -> Use
     """The state of stored bytes. One that cannot be read counts as none: a list must not end for it."""
     if data is not None:
         try:
-            state = decode_state(data)
+            state = _decoded(data)
             if (state.user_id, state.conversation_id) != (user.user_id, conversation_id):
                 raise RecordError(f"it is that of {state.user_id} in {state.conversation_id}")
             return state
         except RecordError as error:
             log.error("state of %s in %s: %s", user.user_id, conversation_id, error)
     return UserConversationState(user.user_id, conversation_id)
+
+
+@lru_cache(maxsize=DECODED_MAX)
+def _decoded(data: bytes) -> UserConversationState:
+    return decode_state(data)

@@ -121,7 +121,11 @@ class Unread(NamedTuple):
 
 @dataclass(slots=True)
 class RowView:
-    """A conversation as one user meets it: what a row is made of, besides the messages."""
+    """A conversation as one user meets it: what a row is made of, besides the messages.
+
+    `top`: the last number given out that is for the user, RESERVED ones included; 0 for none. `end`: the last
+    one that he may see now. `base`: what is unread lies above it; at or above `top`: nothing is.
+    """
 
     conversation_id: str
     kind: str
@@ -133,72 +137,69 @@ class RowView:
     history_policy: str
     member: Member | None
     state: UserConversationState
+    ranges: Intervals = field(init=False)
+    top: int = field(init=False)
+    end: int = field(init=False)
+    base: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Work out the numbers, once."""
+        self.ranges = visible_ranges(self.member, self.history_policy)
+        self.top = _top(self.ranges, self.allocated_seq)
+        self.end = min(self.top, self.committed_seq)
+        self.base = _base(self.member, self.state, self.top)
 
     @property
     def is_active(self) -> bool:
         """Whether the user is an active member."""
         return self.member is not None and self.member.active
 
-    @property
-    def top(self) -> int:
-        """The last number given out that is for the user, RESERVED ones included; 0 for none."""
-        ranges = visible_ranges(self.member, self.history_policy)
-        if not ranges:
-            return 0
-        last = ranges[-1][1]
-        return self.allocated_seq if last is None else min(last, self.allocated_seq)
 
-    @property
-    def end(self) -> int:
-        """The last number that the user may see now."""
-        return min(self.top, self.committed_seq)
-
-    @property
-    def base(self) -> int:
-        """What is unread lies above it. At or above `top`: nothing is."""
-        if self.member is None or not self.member.active:
-            return self.top
-        joined = self.member.intervals[-1][0] if self.member.intervals else 0
-        return max(joined, self.state.deleted_to_seq, self.state.read_seq)
+def _top(ranges: Intervals, allocated_seq: int) -> int:
+    if not ranges:
+        return 0
+    last = ranges[-1][1]
+    return allocated_seq if last is None else min(last, allocated_seq)
 
 
-@dataclass(slots=True)
+def _base(member: Member | None, state: UserConversationState, top: int) -> int:
+    if member is None or not member.active:
+        return top
+    joined = member.intervals[-1][0] if member.intervals else 0
+    return max(joined, state.deleted_to_seq, state.read_seq)
+
+
 class TailWalk:
     """From the last message down, until unread is counted and the last message to show is found.
 
-    `next_span` says which numbers to look at, `take` takes them, newest first.
+    `next_span` says which numbers to look at, `take` takes them, newest first. Without `shown` only unread is
+    counted. `mention_seqs` are those of the unread that name the user, the newest first.
     """
 
-    view: RowView
-    last: TailMessage | None = None
-    _deleted: Container[int] = field(init=False)
-    _ranges: Intervals = field(init=False)
-    _at: int = field(init=False)
-    _stop: int = field(init=False)
-    _base: int = field(init=False)
-    _end: int = field(init=False)
-    _count: int = 0
-    mention_seqs: list[int] = field(default_factory=list)  # of the unread, the newest first
-    _counting: bool = True
-    _looked: int = 0
+    __slots__ = (
+        "_at", "_base", "_count", "_counting", "_deleted", "_looked", "_shown", "_stop",
+        "last", "mention_seqs", "view",
+    )  # fmt: skip
 
-    def __post_init__(self) -> None:
-        """Stand at the end of what the user may see."""
-        self._deleted = frozenset(self.view.state.deleted)
-        self._at, self._base, self._end = self.view.top, self.view.base, self.view.end
-        self._ranges = visible_ranges(self.view.member, self.view.history_policy)
-        self._stop = max(self._ranges[0][0] if self._ranges else self._at, self.view.state.deleted_to_seq)
+    def __init__(self, view: RowView, shown: bool = True) -> None:
+        state = view.state
+        self.view = view
+        self.last: TailMessage | None = None
+        self.mention_seqs: list[int] = []
+        self._deleted: Container[int] = frozenset(state.deleted) if state.deleted else ()
+        self._at, self._base = view.top, view.base
+        self._stop = max(view.ranges[0][0] if view.ranges else self._at, state.deleted_to_seq)
+        self._count = self._looked = 0
+        self._counting, self._shown = self._at > self._base, not shown or self._at <= self._stop
 
     @property
     def is_done(self) -> bool:
         """Whether nothing more is wanted."""
-        counted = not self._counting or self._at <= self._base
-        shown = self.last is not None or self._at <= self._stop
-        return (counted and shown) or self._looked >= WALK_MAX
+        return not self._counting and self._shown
 
     def next_span(self, most: int = WALK_STEP) -> Span | None:
         """The numbers to look at next, at most `most`; None when the walk is done."""
-        if self.is_done or self._at <= 0:
+        if self.is_done:
             return None
         return Span(max(1, self._at - most + 1), self._at)
 
@@ -206,38 +207,51 @@ class TailWalk:
         """The messages of `span`; a number without one was never used or cannot be read."""
         if span.high != self._at:
             raise ValueError(f"the walk stands at {self._at}, not at {span.high}")
-        while self._at >= span.low and not self.is_done:
-            self.step(messages.get(self._at))
+        self.feed([messages.get(seq) for seq in range(span.high, span.low - 1, -1)])
 
-    def step(self, message: TailMessage | None) -> None:
-        """What the number at which the walk stands holds, if anything; the walk is not done yet."""
-        if message is not None and message.kind == KIND_MESSAGE:
-            self._look(message)
-        self._at -= 1
+    def feed(self, messages: Iterable[TailMessage | None]) -> None:
+        """What the numbers hold from where the walk stands on, descending, as far as it is wanted."""
+        if self.is_done:
+            return
+        for message in messages:
+            if message is not None and message.kind == KIND_MESSAGE:
+                self._look(message)
+            if self._step():
+                return
+
+    def _step(self) -> bool:
+        """On to the number below; whether the walk is done."""
+        self._at = at = self._at - 1
         self._looked += 1
+        if at <= self._base:
+            self._counting = False
+        elif self._looked >= WALK_MAX and self._counting:
+            self._counting, self._base = False, -1  # not exact: more may lie below
+        if at <= self._stop or self._looked >= WALK_MAX:
+            self._shown = True
+        return not self._counting and self._shown
 
     def unread(self) -> Unread:
-        """The count so far."""
+        """The count so far; not exact when there is more, or when not all of it was looked at."""
         if self._count > limits.UNREAD_PRECISE_LIMIT:
             return Unread(limits.UNREAD_PRECISE_LIMIT, False, len(self.mention_seqs))
-        return Unread(self._count, not self._counting or self._at <= self._base, len(self.mention_seqs))
+        return Unread(self._count, not self._counting and self._base >= 0, len(self.mention_seqs))
 
     def _look(self, message: TailMessage) -> None:
-        user_id, hidden = self.view.state.user_id, message.seq in self._deleted
-        if self.last is None and not hidden and self._stop < message.seq <= self._end:
-            self.last = message if is_visible(self._ranges, message.seq) else None
-        if not self._counting or message.seq <= self._base:
+        seq, view, hidden = message.seq, self.view, message.seq in self._deleted
+        if not self._shown and not hidden and seq <= view.end and is_visible(view.ranges, seq):
+            self.last, self._shown = message, True
+        if not self._counting or seq <= self._base:
             return
+        user_id = view.state.user_id
         if message.sender_id == user_id:
             self._counting = False
-            return
-        if hidden or message.state == STATE_RECALLED:
-            return
-        self._count += 1
-        if self._count > limits.UNREAD_PRECISE_LIMIT:
-            self._counting = False
-        elif message.mentions_all or user_id in message.mentions:
-            self.mention_seqs.append(message.seq)
+        elif not hidden and message.state != STATE_RECALLED:
+            self._count += 1
+            if self._count > limits.UNREAD_PRECISE_LIMIT:
+                self._counting = False
+            elif message.mentions_all or user_id in message.mentions:
+                self.mention_seqs.append(seq)
 
 
 # -- the list
@@ -250,6 +264,11 @@ class Totals(NamedTuple):
     mentions: int
     muted_unread: int
     complete: bool
+
+    @property
+    def badge(self) -> int:
+        """What a badge shows: unread without that of muted conversations."""
+        return self.unread - self.muted_unread
 
 
 def totals(rows: Sequence[tuple[Unread, bool]], complete: bool) -> Totals:

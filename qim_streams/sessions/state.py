@@ -9,8 +9,7 @@ Spec: §9.
 
 from typing import Any, NamedTuple
 
-from qim_streams.codec import pack_fields, unpack_fields
-from qim_streams.errors import RecordError
+from qim_streams.codec import Layout, pack_fields
 
 NOT_HIDDEN = -1
 
@@ -40,15 +39,11 @@ class UserConversationState(NamedTuple):
         return pack_fields(self[:11] + self.extra)
 
 
-_KINDS = (str, str, int, int, int, int, bool, int, int, int, tuple)
+_LAYOUT = Layout("UserConversationState", str, str, int, int, int, int, bool, int, int, int, tuple[int, ...])
+_new = tuple.__new__
 
 
 def decode_state(data: bytes) -> UserConversationState:
     """A state from its bytes; RecordError if they are not one."""
-    fields = unpack_fields(data, 11, "UserConversationState")
-    for index, kind in enumerate(_KINDS):
-        if not isinstance(fields[index], kind):
-            raise RecordError(f"UserConversationState: field {index} is {type(fields[index]).__name__}")
-    if not all(type(seq) is int for seq in fields[10]):
-        raise RecordError("UserConversationState: deleted is not a list of numbers")
-    return UserConversationState._make((*fields[:11], fields[11:]))
+    fields = _LAYOUT.read(data)
+    return _new(UserConversationState, (*fields[:11], fields[11:]))

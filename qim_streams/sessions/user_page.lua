@@ -1,7 +1,8 @@
 -- A stretch of a user's conversations with his states.
--- KEYS[1] convs  KEYS[2] uc  KEYS[3] pin  KEYS[4] wide: keys of one user
+-- KEYS[1] convs  KEYS[2] uc  KEYS[3] pin  KEYS[4] wide  KEYS[5] last: keys of one user
 -- ARGV[1] restored field  ARGV[2] limit  ARGV[3] activity ('' = from the top)  ARGV[4] conversation
--- Answer: {restored, how many there are, pinned, wide, rows}; each a flat list conversation, activity, state
+-- Answer: {restored, how many there are, order of the user's last change, pinned, wide, rows}; each of the
+--   lists is flat: conversation, activity, state
 --
 -- Order: activity, then id, both descending. Rows leave out the wide ones, whose place is in their heads.
 local call = redis.call
@@ -39,6 +40,6 @@ while #names < limit do
   if #got < 2 * limit then break end
 end
 return {
-  call('HEXISTS', KEYS[2], ARGV[1]), call('ZCARD', KEYS[1]),
+  call('HEXISTS', KEYS[2], ARGV[1]), call('ZCARD', KEYS[1]), call('GET', KEYS[5]) or '0',
   described(call('ZRANGE', KEYS[3], '+inf', '-inf', 'BYSCORE', 'REV')), described(wide), described(names, scores),
 }

@@ -23,9 +23,15 @@ class WholeHeads:
 
     async def heads(self, tenant_id: str, user_id: str, wanted: Sequence[HeadQuery]) -> list[HeadView | None]:
         """See the port. StoreUnavailable also while a partition may have lost something."""
-        found = await self._heads.heads(tenant_id, user_id, wanted)
+        return await self.of_users(tenant_id, [(user_id, one) for one in wanted])
+
+    async def of_users(
+        self, tenant_id: str, wanted: Sequence[tuple[str, HeadQuery]]
+    ) -> list[HeadView | None]:
+        """See the port; StoreUnavailable as in `heads`."""
+        found = await self._heads.of_users(tenant_id, wanted)
         # Asked afterwards: what was read before a loss is right, what was read after it is not.
-        partitions = {self._partition_of(tenant_id, one.conversation_id) for one in wanted}
+        partitions = {self._partition_of(tenant_id, one.conversation_id) for _, one in wanted}
         if doubtful := await self._wholeness.doubtful(partitions):
             raise StoreUnavailable(
                 f"ob:{min(doubtful)}: the hot tier is held against the logs", Outcome.NOT_APPLIED

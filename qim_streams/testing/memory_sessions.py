@@ -70,6 +70,7 @@ class MemoryUserStates:
             [candidate(name) for _, name in pinned],
             [candidate(name) for name in sorted(wide)],
             [candidate(name) for name in after[:limit]],
+            self.orders.get(key, 0),
         )
 
     async def load(
@@ -161,6 +162,14 @@ class MemoryConversationHeads:
             raise StoreUnavailable("memory: the hot tier is unavailable")
         return [await self._head(tenant_id, user_id, one) for one in wanted]
 
+    async def of_users(
+        self, tenant_id: str, wanted: Sequence[tuple[str, HeadQuery]]
+    ) -> list[HeadView | None]:
+        """See the port."""
+        if self.unavailable:
+            raise StoreUnavailable("memory: the hot tier is unavailable")
+        return [await self._head(tenant_id, user_id, one) for user_id, one in wanted]
+
     async def _head(self, tenant_id: str, user_id: str, one: HeadQuery) -> HeadView | None:
         key = (tenant_id, one.conversation_id)
         view = await self._history.view(*key, user_id)
@@ -168,6 +177,10 @@ class MemoryConversationHeads:
             return None
         state, fields = self._tier.state_of(key), self._tier.groups[key].fields
         head, high = state.heads[key], view.allocated_seq
+        if high <= one.skip_to:
+            return None
+        last_id = head.last_id if head.seq else b""
+        known = (high, last_id) == (one.known_seq, one.known_id)
         low = max(1, high - self._records_max + 1, min(high, one.above_seq + 1))
         records = state.records.get(key, {})
         members = state.members.get(key, {})
@@ -183,5 +196,7 @@ class MemoryConversationHeads:
             view.committed_seq,
             millis_of(head.last_id) if head.seq else 0,
             view.member,
-            [records.get(seq) for seq in range(high, low - 1, -1)] if high else [],
+            [records.get(seq) for seq in range(high, low - 1, -1)] if high and not known else [],
+            last_id,
+            known,
         )

@@ -63,6 +63,16 @@ class Codec(Protocol):
     def encode_history(self, page: HistoryPage, common_bodies: Sequence[bytes]) -> bytes:
         """`page`, whose `messages` are empty, with `common_bodies` (see ``events``) as its messages."""
 
+    def encode_session_list(
+        self,
+        rid: int,
+        rows: Sequence[bytes],
+        projection_mailbox_seq: int,
+        projection_complete: bool,
+        next_cursor: str | None,
+    ) -> bytes:
+        """SESSION_LIST of rows in the binary form (`codec_msgpack.encode_row`), whichever this codec's is."""
+
 
 def check_size(data: bytes, size_max: int) -> None:
     """ProtocolError FRAME_TOO_LARGE for more than `size_max` bytes."""

@@ -20,6 +20,7 @@ from qim_streams import limits
 from qim_streams.errors import ProtocolError
 from qim_streams.wire.codec import NAME_FIELD, check_size, client_frame, server_frame
 from qim_streams.wire.frames import NAME_OF, SCHEMA_OF, ClientFrame, Frame, HistoryPage, Message, ServerFrame
+from qim_streams.wire.frames_sessions import ROW
 from qim_streams.wire.schema import Schema
 
 BODIES_CACHED_MAX = 64
@@ -100,6 +101,25 @@ class JsonCodec:
         messages = b",".join(_converted(body) for body in common_bodies)
         return _dump(fields).encode()[:-1] + b',"messages":[' + messages + b"]}"
 
+    def encode_session_list(
+        self,
+        rid: int,
+        rows: Sequence[bytes],
+        projection_mailbox_seq: int,
+        projection_complete: bool,
+        next_cursor: str | None,
+    ) -> bytes:
+        """See `Codec.encode_session_list`."""
+        fields: dict[str, Any] = {
+            NAME_FIELD: "SESSION_LIST",
+            "rid": rid,
+            "projection_mailbox_seq": projection_mailbox_seq,
+            "projection_complete": projection_complete,
+        }
+        if next_cursor is not None:
+            fields["next_cursor"] = next_cursor
+        return _dump(fields).encode()[:-1] + b',"rows":[' + b",".join(map(_row_text, rows)) + b"]}"
+
 
 @lru_cache(maxsize=BODIES_CACHED_MAX)
 def _body_text(common_body: bytes) -> bytes:
@@ -109,6 +129,10 @@ def _body_text(common_body: bytes) -> bytes:
 def _converted(common_body: bytes) -> bytes:
     raw = msgpack.unpackb(common_body, raw=False, max_map_len=64)
     return _dump(_MESSAGE.plain_text(_MESSAGE.take(raw))).encode()
+
+
+def _row_text(row: bytes) -> bytes:
+    return _dump(ROW.plain_text(ROW.take(msgpack.unpackb(row, raw=False)))).encode()
 
 
 def _parse(data: bytes) -> Any:

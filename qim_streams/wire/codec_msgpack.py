@@ -18,6 +18,7 @@ from qim_streams import limits
 from qim_streams.errors import ProtocolError
 from qim_streams.wire.codec import NAME_FIELD, check_size, client_frame, server_frame
 from qim_streams.wire.frames import NAME_OF, SCHEMA_OF, ClientFrame, Frame, HistoryPage, ServerFrame
+from qim_streams.wire.frames_sessions import ROW, SessionRow
 
 MAP_FIELDS_MAX = 64
 
@@ -41,6 +42,7 @@ _MAP6, _MAP7 = b"\x86" + _SEQ, b"\x87" + _SEQ
 _PUSH_HEAD = b"\x82" + _key(NAME_FIELD) + _key("PUSH_EVENTS") + _key("events")
 _ENTRIES = _key("entries")
 _MESSAGES = _key("messages")
+_ROWS = _key("rows")
 _HISTORY = SCHEMA_OF[HistoryPage]
 
 
@@ -139,6 +141,31 @@ class MsgpackCodec:
         fields = {NAME_FIELD: "HISTORY_PAGE", **_HISTORY.plain(page)}
         del fields["messages"]
         return _with_list(fields, _MESSAGES, common_bodies)
+
+    def encode_session_list(
+        self,
+        rid: int,
+        rows: Sequence[bytes],
+        projection_mailbox_seq: int,
+        projection_complete: bool,
+        next_cursor: str | None,
+    ) -> bytes:
+        """See `Codec.encode_session_list`."""
+        fields: dict[str, Any] = {
+            NAME_FIELD: "SESSION_LIST",
+            "rid": rid,
+            "projection_mailbox_seq": projection_mailbox_seq,
+            "projection_complete": projection_complete,
+        }
+        if next_cursor is not None:
+            fields["next_cursor"] = next_cursor
+        return _with_list(fields, _ROWS, rows)
+
+
+def encode_row(row: SessionRow) -> bytes:
+    """A row of the session list for `encode_session_list`; it may be kept and used again."""
+    data: bytes = _pack(ROW.plain(row))
+    return data
 
 
 def _with_list(fields: dict[str, Any], name: bytes, items: Sequence[bytes]) -> bytes:

@@ -46,6 +46,7 @@ from qim_streams.wire.frames_sessions import (
     ClearConversation,
     DeleteMessages,
     GetReadCount,
+    GetSessionTotals,
     HideConversation,
     LastMessage,
     MarkRead,
@@ -56,6 +57,7 @@ from qim_streams.wire.frames_sessions import (
     SessionList,
     SessionRow,
     SessionState,
+    SessionTotals,
     SetMute,
     SetPin,
     Typing,
@@ -111,6 +113,7 @@ CLIENT_EXAMPLES: Final[dict[str, ClientFrame]] = {
     "CLEAR_CONVERSATION": ClearConversation(22, "team", 42, True),
     "TYPING": Typing(23, "team"),
     "GET_READ_COUNT": GetReadCount(24, "team", 42),
+    "GET_SESSION_TOTALS": GetSessionTotals(25),
 }
 
 SERVER_EXAMPLES: Final[dict[str, ServerFrame]] = {
@@ -162,6 +165,7 @@ SERVER_EXAMPLES: Final[dict[str, ServerFrame]] = {
     "SESSION_LIST": SessionList(16, [_ROW], 1_041, True, f"{_AT}.team"),
     "SESSION_STATE": SessionState(17, _ROW, 1_041),
     "SESSION_DELTA": SessionDelta(1_041, _AT, [_ROW]),
+    "SESSION_TOTALS": SessionTotals(1_041, _AT, 12, 1, 3, 9, True, 25),
     "READ_RECEIPT": ReadReceipt("team", "ben", 42),
     "READ_COUNT": ReadCount(24, "team", 42, 1, 2, True, ["ben"]),
     "USER_TYPING": UserTyping("team", "ann"),

@@ -7,7 +7,7 @@ from typing import Annotated, Final, NamedTuple
 
 from qim_streams import limits
 from qim_streams.wire.frames_group import Conversation, Rid
-from qim_streams.wire.kinds import Bool, Bytes, Id16, Int, ListOf, OneOf, Text, TextId, Token
+from qim_streams.wire.kinds import U32_MAX, Bool, Bytes, Id16, Int, ListOf, OneOf, Text, TextId, Token
 from qim_streams.wire.schema import Schema, Struct
 
 ONLY = ("all", "every", "unread", "muted", "mentioned")
@@ -97,6 +97,12 @@ class GetReadCount(NamedTuple):
     conversation_seq: Annotated[int, Int(1), "of the message"]
 
 
+class GetSessionTotals(NamedTuple):
+    """Ask what is unread in all, over the whole list."""
+
+    rid: Rid
+
+
 class LastMessage(NamedTuple):
     """The newest message of a conversation that the user may see and has not deleted."""
 
@@ -172,6 +178,24 @@ class SessionDelta(NamedTuple):
     rows: Annotated[list[SessionRow], _ROWS, "the conversations as they are now"]
 
 
+class SessionTotals(NamedTuple):
+    """What is unread in all: the answer to GET_SESSION_TOTALS, or (without rid) after a change of the user.
+
+    All devices of the user are told, the one that made the change as well. May be lost. Apply it only if
+    (projection_mailbox_seq, version) is greater than that of the last one on this connection, else drop it
+    whole. That order is its own, and not that of SESSION_DELTA.
+    """
+
+    projection_mailbox_seq: Annotated[int, _SEQ, "every entry up to here is counted"]
+    version: Annotated[int, _COUNT, "every change of the user up to this one is in it; 0: none"]
+    total_unread: Annotated[int, _COUNT, "in all listed conversations"]
+    total_mention: Annotated[int, _COUNT, "those among them that name the user"]
+    muted_unread: Annotated[int, _COUNT, "those among them in muted conversations"]
+    badge: Annotated[int, _COUNT, "total_unread without muted_unread: what an icon shows"]
+    complete: Annotated[bool, Bool(), "whether all is counted; false: there may be more"]
+    rid: Annotated[int | None, Int(0, U32_MAX), "the request"] = None
+
+
 class ReadReceipt(NamedTuple):
     """The other member of a direct chat has read. May be lost; peer_read_seq of a row says the same."""
 
@@ -209,8 +233,12 @@ SessionFrame = (
     | ClearConversation
     | Typing
     | GetReadCount
+    | GetSessionTotals
 )
-SessionAnswer = SessionList | SessionState | SessionDelta | ReadReceipt | ReadCount | UserTyping
+SessionAnswer = (
+    SessionList | SessionState | SessionDelta | SessionTotals | ReadReceipt | ReadCount | UserTyping
+)
+ROW: Final = Schema(SessionRow)
 
 CLIENT_FRAMES: Final[dict[str, Schema]] = {
     "PULL_SESSION_LIST": Schema(PullSessionList),
@@ -222,11 +250,13 @@ CLIENT_FRAMES: Final[dict[str, Schema]] = {
     "CLEAR_CONVERSATION": Schema(ClearConversation),
     "TYPING": Schema(Typing),
     "GET_READ_COUNT": Schema(GetReadCount),
+    "GET_SESSION_TOTALS": Schema(GetSessionTotals),
 }
 SERVER_FRAMES: Final[dict[str, Schema]] = {
     "SESSION_LIST": Schema(SessionList),
     "SESSION_STATE": Schema(SessionState),
     "SESSION_DELTA": Schema(SessionDelta),
+    "SESSION_TOTALS": Schema(SessionTotals),
     "READ_RECEIPT": Schema(ReadReceipt),
     "READ_COUNT": Schema(ReadCount),
     "USER_TYPING": Schema(UserTyping),

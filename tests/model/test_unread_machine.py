@@ -164,7 +164,9 @@ class UnreadMachine(RuleBasedStateMachine):
                 assert (row.view.state.read_seq, row.view.state.muted) == (marks.read_seq, marks.muted)
                 assert row.view.state.version >= self.versions.get((user, chat), 0)
                 self.versions[user, chat] = row.view.state.version
-            found = self.run(self.world.lists.totals(self.world.user(user), self.world.actor(user).shard))
+            found = self.run(
+                self.world.badges.totals(self.world.user(user), self.world.actor(user).shard)
+            ).totals
             assert (found.unread, found.muted_unread) == expected_totals(self.facts, user)
 
 

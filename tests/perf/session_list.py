@@ -23,7 +23,7 @@ from pydantic import SecretStr
 from qim_streams.archive.memory_archive import MemoryArchive
 from qim_streams.commit import keys
 from qim_streams.embedded.redis_server import EmbeddedRedis
-from qim_streams.gateway.session_rows import list_frame
+from qim_streams.gateway.session_rows import list_bytes
 from qim_streams.ids import direct_conversation_id
 from qim_streams.membership.ports import Member
 from qim_streams.membership.redis_directory import RedisOrdinalDirectory
@@ -102,6 +102,9 @@ async def fill(client: RedisClient, load: Load) -> list[str]:
     projection = RedisProjection(client)
     await projection.write({slot_of(TENANT, ANN.ordinal): rows})
     await projection.begin(SHARD, None, Checkpoint(0, 10, -1))
+    run: str = (await client.info("server"))["run_id"]
+    for partition in range(PARTITIONS):  # nothing is listed of a hot tier that is not proved whole
+        await client.set(f"{keys.base(partition)}whole", run)
     return names
 
 
@@ -146,7 +149,7 @@ async def pages(lists: ListServices, client: RedisClient, load: Load) -> tuple[F
     async def ask(_: random.Random) -> None:
         nonlocal size
         page = await lists.frames.lists.page(ANN, SHARD, ListQuery(None, load.page))
-        size = len(MSGPACK.encode(list_frame(1, page)))
+        size = len(list_bytes(MSGPACK, 1, page))
 
     await ask(random.Random(0))
     return await measured(client, load, ask), size

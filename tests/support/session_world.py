@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from qim_streams.gateway.session_lists import SessionListFrames
+from qim_streams.gateway.session_totals import SessionTotalsTeller
 from qim_streams.gateway.signals import Listeners, Receive, channel_of, message_of
 from qim_streams.ids import direct_conversation_id
 from qim_streams.mailbox.memory_store import MemoryMailboxStore
@@ -14,14 +15,16 @@ from qim_streams.membership.ports import Member, OrdinalDirectory
 from qim_streams.placement import lane, mailbox_shard, ordinal_of
 from qim_streams.records import KIND_RECALL, STATE_RECALLED, decode_message
 from qim_streams.sessions.actions import Actor, Changed, UserActions
+from qim_streams.sessions.badges import Badges
 from qim_streams.sessions.keeping import StateKeeper
 from qim_streams.sessions.memory_projection import MemoryProjection
 from qim_streams.sessions.ports import SessionUser
 from qim_streams.sessions.positions import Positions
 from qim_streams.sessions.projection_records import Checkpoint, SessionRow, slot_of
-from qim_streams.sessions.reading import ListPage, ListQuery, ListRow, SessionLists
+from qim_streams.sessions.reading import ListPage, ListQuery, SessionLists
 from qim_streams.sessions.receipts import Receipts
 from qim_streams.sessions.restoring import RestoredStates, UserDeletions
+from qim_streams.sessions.rows import ListRow, Rows
 from qim_streams.sessions.session_rebuild import SessionRebuild
 from qim_streams.sessions.tails import Tails
 from qim_streams.testing.memory_sessions import MemoryConversationHeads, MemoryUserStates
@@ -122,13 +125,12 @@ class SessionWorld:
             known=NoActivity(),
             shard_of=lambda tenant, user: mailbox_shard(tenant, user, SHARDS),
         )
-        self.lists = SessionLists(
-            self.states,
-            self.past.archive,
-            MemoryConversationHeads(self.past.tier),
-            Tails(self.past.store, self.past.archive),
-            Positions(self.mailboxes, self.projection, rebuild, restored),
+        rows = Rows(
+            MemoryConversationHeads(self.past.tier), Tails(self.past.store, self.past.archive), self.states
         )
+        positions = Positions(self.mailboxes, self.projection, rebuild, restored)
+        self.lists = SessionLists(self.states, self.past.archive, rows, positions)
+        self.badges = Badges(self.states, self.past.archive, rows, positions)
         self.tell: Callable[[Actor, Changed], object] = lambda actor, changed: self.told.append(
             (actor, changed)
         )
@@ -142,7 +144,14 @@ class SessionWorld:
             MemoryMembers(self.past.tier), MemoryConversationHeads(self.past.tier), self.states, self.clock
         )
         made = SessionListFrames(
-            self.lists, self.actions, receipts, self.signals, ordinals, self.projection, self.clock
+            self.lists,
+            self.actions,
+            receipts,
+            self.signals,
+            SessionTotalsTeller(self.badges, self.signals, self.clock),
+            ordinals,
+            self.projection,
+            self.clock,
         )
         self.tell = made.tell
         return made

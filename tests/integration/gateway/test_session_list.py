@@ -189,7 +189,7 @@ async def test_a_storm_of_sign_ons_counts_for_some(
 ) -> None:
     """Beyond the rate a device hears that its totals are not complete; a second later they are."""
     lists, _ = await chat_with_20(world)
-    monkeypatch.setattr("qim_streams.gateway.session_lists.TOTALS_PER_S_MAX", 2)
+    monkeypatch.setattr("qim_streams.gateway.session_totals.PER_S_MAX", 2)
     seen = []
     lists.now_ms = 50_000
     for number in range(4):

@@ -6,6 +6,7 @@ from qim_streams.archive.ports import ArchivedMessage
 from qim_streams.errors import AdmissionRefused
 from qim_streams.mentions import Mentions
 from qim_streams.records import decode_message
+from qim_streams.sessions import badges
 from qim_streams.sessions.projection_records import Checkpoint
 from qim_streams.sessions.rules import Totals
 from tests.support.history_world import TENANT
@@ -53,7 +54,7 @@ async def test_f4_a_deleted_conversation_is_nowhere(world: SessionWorld) -> None
     assert (await world.page("ann")).rows == []
     assert len((await world.page("ann", only="every")).rows) == 1, "for rebuilds"
     actor = world.actor("ann")
-    assert await world.lists.totals(actor.user, actor.shard) == Totals(0, 0, 0, True)
+    assert (await world.badges.totals(actor.user, actor.shard)).totals == Totals(0, 0, 0, True)
     world.say(chat, "ben")
     assert await world.unread("ann", chat) == (1, True)
 
@@ -180,7 +181,7 @@ async def test_mentions_are_counted_and_listed(world: SessionWorld) -> None:
     assert (await world.row("cleo", chat)).mention_seqs == (5, 3)
     assert [one.view.conversation_id for one in (await world.page("ann", only="mentioned")).rows] == [chat]
     actor = world.actor("ann")
-    assert (await world.lists.totals(actor.user, actor.shard)).mentions == 2
+    assert (await world.badges.totals(actor.user, actor.shard)).totals.mentions == 2
     world.recall(chat, 5, "ben")
     assert (await world.row("ann", chat)).mention_seqs == (3,)
 
@@ -231,7 +232,7 @@ async def test_filters_and_pins(world: SessionWorld) -> None:
     assert await names(pinned_first=True, limit=2) == ["g0", "g5", "g4"]
     assert await names(limit=2) == ["g5", "g4"]
     actor = world.actor("ann")
-    assert await world.lists.totals(actor.user, actor.shard) == Totals(3, 0, 1, True)
+    assert (await world.badges.totals(actor.user, actor.shard)).totals == Totals(3, 0, 1, True)
 
 
 async def test_wide_conversations_stand_where_their_heads_are(world: SessionWorld) -> None:
@@ -271,11 +272,18 @@ async def test_a16_the_position_is_never_ahead_of_the_rows(world: SessionWorld) 
     assert (page.position.seq, page.position.complete) == (-1, False)
 
 
-async def test_totals_say_when_they_are_not_whole(world: SessionWorld) -> None:
-    for number in range(101):
-        await chat_of(world, "ann", "ben", name=f"g{number:03}", activity=number + 1)
+async def test_totals_say_when_they_are_not_whole(
+    world: SessionWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(badges, "LOOKED_MAX", 10)
     actor = world.actor("ann")
-    assert not (await world.lists.totals(actor.user, actor.shard)).complete
+    for number in range(11):
+        totals = (await world.badges.totals(actor.user, actor.shard)).totals
+        assert (totals.unread, totals.complete) == (number, True)
+        name = await chat_of(world, "ann", "ben", name=f"g{number:03}", activity=number + 1)
+        world.say(name, "ben")
+    totals = (await world.badges.totals(actor.user, actor.shard)).totals
+    assert (totals.unread, totals.complete) == (10, False)
 
 
 async def test_what_the_archive_has_comes_back(world: SessionWorld) -> None:

@@ -15,6 +15,11 @@ class Nothing:
     async def heads(self, tenant_id: str, user_id: str, wanted: Sequence[HeadQuery]) -> list[HeadView | None]:
         return [None] * len(wanted)
 
+    async def of_users(
+        self, tenant_id: str, wanted: Sequence[tuple[str, HeadQuery]]
+    ) -> list[HeadView | None]:
+        return [None] * len(wanted)
+
 
 class Doubt:
     """A `Wholeness` with some partitions in doubt."""

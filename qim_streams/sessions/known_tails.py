@@ -1,0 +1,71 @@
+"""Messages at the ends of conversations, kept for as long as the conversation still ends there.
+
+A tail belongs to (last number, last message id): whatever changes a message gets a number of its own in the
+same step, so as long as both are the same, the messages are (`ports.HeadView`). It is asked for with every
+read of a head, never believed without one. All users of a conversation share it.
+
+Invariants: a tail is never changed, only replaced; it has no gaps: it ends before the first number that was
+not in the hot tier.
+
+Spec: §9.
+"""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from qim_streams.lru import LruMap
+from qim_streams.sessions.ports import HeadQuery, HeadView
+from qim_streams.sessions.rules import TailMessage
+from qim_streams.sessions.tails import readable
+
+TAILS_MAX: Final = 50_000
+BYTES_MAX: Final = 32 * 1024 * 1024  # of previews and what surrounds them, in one process
+MESSAGE_BYTES: Final = 400  # of memory, beside the preview
+LENGTH_MAX: Final = 256  # of a tail
+AT_HAND: Final = 8  # messages that a read of a head brings (`redis_heads.RECORDS_MAX`)
+
+
+class Tail(NamedTuple):
+    """The newest messages of a conversation, descending from `seq`; None: that number has no message."""
+
+    seq: int
+    last_id: bytes
+    messages: tuple[TailMessage | None, ...]
+
+
+class KnownTails:
+    """Tails by conversation, the most recently used ones."""
+
+    def __init__(self) -> None:
+        self._kept: LruMap[tuple[str, str], Tail] = LruMap(TAILS_MAX, BYTES_MAX)
+
+    def query(self, tenant_id: str, one: HeadQuery) -> tuple[HeadQuery, Tail | None]:
+        """The query with what is known, if it is enough for it; and that tail."""
+        tail = self._kept.get((tenant_id, one.conversation_id))
+        if tail is None or len(tail.messages) < min(AT_HAND, tail.seq - one.above_seq, tail.seq):
+            return one, None
+        return one._replace(known_seq=tail.seq, known_id=tail.last_id), tail
+
+    def of_head(self, tenant_id: str, conversation_id: str, head: HeadView, known: Tail | None) -> Tail:
+        """The tail that belongs to a head; `known` is the one that it was asked with."""
+        if head.unchanged and known is not None:
+            return known
+        messages = []
+        for record in head.records:
+            if record is None:
+                break
+            messages.append(readable(record))
+        tail = Tail(head.allocated_seq, head.last_id, tuple(messages))
+        self._put(tenant_id, conversation_id, tail)
+        return tail
+
+    def longer(
+        self, tenant_id: str, conversation_id: str, tail: Tail, more: Sequence[TailMessage | None]
+    ) -> None:
+        """Keep a tail with `more` behind it, which was read after its head."""
+        if None not in more and len(tail.messages) + len(more) <= LENGTH_MAX:
+            self._put(tenant_id, conversation_id, tail._replace(messages=(*tail.messages, *more)))
+
+    def _put(self, tenant_id: str, conversation_id: str, tail: Tail) -> None:
+        size = sum([MESSAGE_BYTES + len(one.body) for one in tail.messages if one is not None])
+        self._kept.put((tenant_id, conversation_id), tail, MESSAGE_BYTES + size)
