@@ -4,6 +4,9 @@ One value per shard, absolute: packed W, the epoch that wrote it, and when. It i
 moved, so it never promises more than was true; a store that is found below it has lost writes, and the
 shard replays from the store's own W before it is caught up (Spec: §11 rule 2).
 
+It also says since which epoch the shard has been numbered by this log (`kept`). Whoever makes the log anew
+deletes the row.
+
 Spec: §5, §14.7.
 """
 
@@ -14,6 +17,7 @@ from qim_streams.mailbox import watermark as rule
 from qim_streams.mailbox.ports import ChangelogTable
 
 _PREFIX = b"w"
+UNKNOWN_EPOCH = 0  # epochs count from 1
 
 
 class Floor(NamedTuple):
@@ -22,16 +26,17 @@ class Floor(NamedTuple):
     lanes: tuple[int, ...]
     epoch: int
     at_ms: int
+    since_epoch: int = UNKNOWN_EPOCH
 
     def encode(self) -> bytes:
         """The value's bytes."""
-        return pack_fields((rule.pack(self.lanes), self.epoch, self.at_ms))
+        return pack_fields((rule.pack(self.lanes), self.epoch, self.at_ms, self.since_epoch))
 
 
 def decode_floor(data: bytes) -> Floor:
     """A Floor from its bytes; RecordError if they are not one."""
-    packed, epoch, at_ms = unpack_fields(data, 3, "Floor")[:3]
-    return Floor(rule.unpack(packed), epoch, at_ms)
+    packed, epoch, at_ms, *more = unpack_fields(data, 3, "Floor")
+    return Floor(rule.unpack(packed), epoch, at_ms, more[0] if more else UNKNOWN_EPOCH)
 
 
 def floor_key(shard: int) -> bytes:
@@ -50,10 +55,16 @@ class WatermarkFloors:
         data = self._table.read(shard, floor_key(shard))
         return rule.NOTHING if data is None else rule.coverage(decode_floor(data).lanes)
 
+    def since_epoch(self, shard: int) -> int:
+        """Since which epoch the shard has been numbered by this log; `UNKNOWN_EPOCH`: nobody wrote it."""
+        data = self._table.read(shard, floor_key(shard))
+        return UNKNOWN_EPOCH if data is None else decode_floor(data).since_epoch
+
     def write(self, shard: int, coverage: int, epoch: int, at_ms: int) -> None:
-        """Set all lanes to `coverage`; durable after `barrier`."""
+        """Set all lanes to `coverage`; durable after `barrier`. The first writer of a log says since when."""
         lanes = rule.unpack(rule.pack_uniform(coverage))
-        self._table.write_batch(shard, {floor_key(shard): Floor(lanes, epoch, at_ms).encode()})
+        since = self.since_epoch(shard) or epoch
+        self._table.write_batch(shard, {floor_key(shard): Floor(lanes, epoch, at_ms, since).encode()})
 
     async def barrier(self, shard: int) -> None:
         """Wait until what was written is in the changelog."""

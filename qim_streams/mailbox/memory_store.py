@@ -14,6 +14,7 @@ from typing import Any
 from qim_streams.errors import FencedError
 from qim_streams.mailbox import watermark as rule
 from qim_streams.mailbox.entries import check_size
+from qim_streams.mailbox.kept import KeptPositions
 from qim_streams.mailbox.ports import EntryGroup, StoredEntry, Stretch, WatermarkState
 from qim_streams.mailbox.trim_ports import TrimStep
 from qim_streams.placement import LANES
@@ -39,6 +40,7 @@ class _Shard:
     ages: dict[int, int] = field(default_factory=dict)  # W -> when
     promised: int = rule.NOTHING
     floor: int = rule.NOTHING
+    kept: KeptPositions | None = None
 
 
 class MemoryMailboxStore:
@@ -59,6 +61,10 @@ class MemoryMailboxStore:
     def restore(self, state: Any) -> None:
         """Fall back to a `snapshot`, as a server that lost its last writes does."""
         self._shards = copy.deepcopy(state)
+
+    def kept(self, shard: int) -> KeptPositions | None:
+        """What was said of old cursors (`promise`)."""
+        return self._shard(shard).kept
 
     async def write_step(
         self, shard: int, epoch: int, groups: Sequence[EntryGroup], expected: int, record: str, step: int
@@ -146,9 +152,12 @@ class MemoryMailboxStore:
         state = self._shard(shard)
         return max(state.floor, state.trims.get((tenant_id, ordinal), rule.NOTHING))
 
-    async def promise(self, shard: int, epoch: int, promised: int, lost_through: int) -> None:
+    async def promise(
+        self, shard: int, epoch: int, promised: int, lost_through: int, kept: KeptPositions | None = None
+    ) -> None:
         """See `MailboxStore.promise`."""
         state = self._fenced_by_owner(shard, epoch)
+        state.kept = kept or state.kept
         state.promised, state.floor = promised, max(state.floor, lost_through)
 
     async def aged(

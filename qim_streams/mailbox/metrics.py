@@ -1,4 +1,10 @@
-"""Prometheus metrics of the mailbox stage, updated once per batch. No label is unbounded."""
+"""Prometheus metrics of the mailbox stage, updated once per batch. No label is unbounded.
+
+A shard that does not advance is seen in `WATERMARK`; how far the log is ahead of it, in records and seconds,
+in the lag of its partition (``streaming.lag``).
+"""
+
+import contextlib
 
 from prometheus_client import Counter, Gauge, Histogram
 
@@ -12,6 +18,7 @@ MAILBOXED = Histogram(
     "From commit to the W that covers it, oldest of a batch",
     buckets=_SECONDS,
 )
+WATERMARK = Gauge("qim_mailbox_watermark_seq", "W of a MailboxShard: what all of its lanes cover", ("shard",))
 ALARMS = Counter("qim_mailbox_alarms_total", "What an operator must look at", ("kind",))
 """Kinds: forged_repeat (a dispatch_id came again with other content), members_missing (a member bitmap is
 gone), store_refused (a mailbox refuses its entry), store_fell_back (W was found lower than it was),
@@ -25,3 +32,9 @@ TRIM_STEP = Histogram(
     buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.2, 1.0),
 )
 TRIM_ROUND = Gauge("qim_mailbox_trim_round_seconds", "How long the last round over all shards took")
+
+
+def forget(shard: int) -> None:
+    """The shard is somebody else's now: two workers must not both report W."""
+    with contextlib.suppress(KeyError):  # never reported
+        WATERMARK.remove(str(shard))

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from qim_streams.mailbox.kept import KeptPositions
+
 NOTHING = -1
 
 
@@ -124,11 +126,13 @@ class MailboxStore(Protocol):
         Not below what `promise` said of the whole shard.
         """
 
-    async def promise(self, shard: int, epoch: int, promised: int, lost_through: int) -> None:
+    async def promise(
+        self, shard: int, epoch: int, promised: int, lost_through: int, kept: KeptPositions | None = None
+    ) -> None:
         """Say how far W had come before the store lost writes, and up to where the log is gone. Fenced.
 
         `promised` replaces what was said before (-1: nothing is owed); `lost_through` is an effective_trim of
-        everybody and never goes down.
+        everybody and never goes down. `kept` replaces what was said of old cursors, None leaves it.
         """
 
 

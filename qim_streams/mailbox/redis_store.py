@@ -26,6 +26,7 @@ import msgpack
 from qim_streams.errors import Outcome, StoreError
 from qim_streams.mailbox import watermark as rule
 from qim_streams.mailbox.entries import check_size
+from qim_streams.mailbox.kept import KeptPositions
 from qim_streams.mailbox.ports import EntryGroup, StoredEntry, Stretch, WatermarkState
 from qim_streams.redis_tier import RedisClient, Script, exchange, translate, translated, type_args
 from qim_streams.script_pipe import ScriptPipe
@@ -154,11 +155,14 @@ class RedisMailboxStore:
             values = await pipe.execute()
         return max((int(value) for value in values if value is not None), default=rule.NOTHING)
 
-    async def promise(self, shard: int, epoch: int, promised: int, lost_through: int) -> None:
+    async def promise(
+        self, shard: int, epoch: int, promised: int, lost_through: int, kept: KeptPositions | None = None
+    ) -> None:
         """See `MailboxStore.promise`."""
-        keys = (f"{{s:{shard}}}:epoch", f"{{s:{shard}}}:w")
+        keys = [f"{{s:{shard}}}:{what}" for what in ("epoch", "w", "epochs")]
+        args = (epoch, promised, lost_through, b"" if kept is None else kept.encode())
         async with translated(f"s:{shard}", epoch):
-            await self._promise.call(self._client, keys, (epoch, promised, lost_through))
+            await self._promise.call(self._client, keys, args)
 
 
 def _range(shard: int, tenant_id: str, ordinal: int, after_seq: int, up_to_seq: int) -> tuple[str, str, str]:

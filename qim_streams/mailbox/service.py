@@ -19,7 +19,7 @@ StoreUnavailable, and so may `checkpoint`.
 Where a shard starts: after the last offset that page, table and store all know. What the store is ahead
 of is not written again, only its page; what it is behind of is written again (it lost its last writes, or
 everything: then from the beginning of the log). Readers are told to wait until it has caught up, and what the
-log itself has no more is trimmed for everybody.
+log itself has no more is trimmed for everybody; cursors above that stand, for the numbers are the log's.
 
 Spec: §5, §6, §11, §14.
 """
@@ -35,8 +35,9 @@ from qim_streams.joined import all_of
 from qim_streams.log_ports import LogBatch, Poison, PoisonSink
 from qim_streams.mailbox import metrics
 from qim_streams.mailbox import watermark as rule
-from qim_streams.mailbox.floors import WatermarkFloors
+from qim_streams.mailbox.floors import UNKNOWN_EPOCH, WatermarkFloors
 from qim_streams.mailbox.intake import Kind, Taken, take
+from qim_streams.mailbox.kept import KeptPositions
 from qim_streams.mailbox.members import Addressed, MemberBitmaps, Members
 from qim_streams.mailbox.pages import DoneDispatch
 from qim_streams.mailbox.ports import MailboxStore
@@ -50,6 +51,7 @@ log = logging.getLogger(__name__)
 
 LogEnd = Callable[[int], Awaitable[int]]
 _NOBODY: list[int] = []
+_MEMBERS_GONE = "GroupDispatch: its member bitmap is not in the membership store"
 _NEW, _REPLAY = Kind.NEW, Kind.REPLAY
 _new = tuple.__new__
 
@@ -114,29 +116,38 @@ class MailboxMaterialiser:
         if stored < floor:
             metrics.ALARMS.labels("store_fell_back").inc()
             log.error("shard %d: W is %d in the store and was %d: replaying", shard, stored, floor)
-        await self._tell_readers(shard, epoch, stored, floor)
+        await self._tell_readers(shard, epoch, stored, floor, end - 1)
         served = Shard(
             shard, epoch, coverage=stored, floor=floor, pushed_through=done, buried_through=rule.NOTHING
         )
+        served.owed_through = end - 1 if stored == rule.NOTHING else floor
         await self._pusher.attach(served)
         self._leases.served[shard] = served
+        metrics.WATERMARK.labels(str(shard)).set(stored)
         log.info("shard %d: epoch %d, W %d, done %d", shard, epoch, stored, done)
         start = min(done, stored) + 1
         self._tail.begin(shard, start)
         return start
 
-    async def _tell_readers(self, shard: int, epoch: int, stored: int, floor: int) -> None:
-        """What the store owes them, and what nobody can give them any more."""
-        gone = rule.NOTHING
+    async def _tell_readers(self, shard: int, epoch: int, stored: int, floor: int, last: int) -> None:
+        """What the store owes them, what nobody can give them any more, and which old cursors still stand."""
+        gone, kept = rule.NOTHING, None
         if stored == rule.NOTHING:
-            gone = min(await self._log_begin(shard) - 1, floor)
+            gone, since = await self._log_begin(shard) - 1, self._floors.since_epoch(shard)
+            if since != UNKNOWN_EPOCH and since < epoch:
+                kept = KeptPositions(since, epoch, last)
+            else:
+                gone = min(gone, floor)  # what was deleted before this shard had an owner was nobody's
         promised = floor if stored < floor else rule.NOTHING
-        await self._store.promise(shard, epoch, promised, max(gone, rule.NOTHING))
+        await self._store.promise(shard, epoch, promised, max(gone, rule.NOTHING), kept)
+        if self._floors.since_epoch(shard) == UNKNOWN_EPOCH:
+            self._floors.write(shard, self._floors.read(shard), epoch, self._now_ms())
 
     async def release(self, shards: frozenset[int]) -> None:
         """Give `shards` up: nothing more is written to them by us."""
         for shard in shards:
             self._progress.forget(shard)
+            metrics.forget(shard)
         await self._pusher.detach(shards)
         self._leases.release(shards)
         await self._tail.release(shards)
@@ -154,11 +165,13 @@ class MailboxMaterialiser:
         failpoints.hit("mailbox.bitmap_loaded")
         for one in found:
             await self._bury(one.shard, one.taken)
+            await self._give_up(one.shard, one.taken)
         await all_of([self._writer.write(one.shard, one.records) for one in found])
         await self._pusher.push([(one.shard, one.records) for one in found])
         failpoints.hit("mailbox.pushed")
         for one in found:
             self._note(one)
+            metrics.WATERMARK.labels(str(one.shard.shard)).set(one.shard.coverage)
             self._tail.feed(one.shard.shard, one.records)
 
     async def _intake(self, batches: Sequence[LogBatch]) -> list[_Work]:
@@ -210,6 +223,16 @@ class MailboxMaterialiser:
         await self._poison.send([Poison(self._topic, shard.shard, one.record, one.cause) for one in found])
         shard.buried_through = found[-1].offset
 
+    async def _give_up(self, shard: Shard, taken: Sequence[Taken]) -> None:
+        """What cannot be replayed is lost to those who have not read it: they rebuild from the histories."""
+        lost = [
+            one.offset for one in taken if one.cause == _MEMBERS_GONE and one.offset <= shard.owed_through
+        ]
+        if lost:
+            log.error("shard %d: members of what was replayed at %d are gone", shard.shard, lost[-1])
+            promised = rule.NOTHING if shard.caught_up else shard.floor
+            await self._store.promise(shard.shard, shard.epoch, promised, lost[-1])
+
     async def checkpoint(self, partitions: Sequence[int]) -> None:
         """Make durable that everything handled so far is done: pages, and W as the tables know it."""
         now_ms = self._now_ms()
@@ -250,9 +273,9 @@ def _addressed(
         else:
             dispatch = None
         if members is None:
-            cause = "GroupDispatch: its member bitmap is not in the membership store"
             metrics.ALARMS.labels("members_missing").inc()
-            one, dispatch, members = one._replace(kind=Kind.POISON, cause=cause), None, _NOBODY
+            one = one._replace(kind=Kind.POISON, cause=_MEMBERS_GONE)
+            dispatch, members = None, _NOBODY
         judged.append(one)
         records.append(_new(Addressed, (offset, dispatch, members)))
     return judged, records

@@ -57,6 +57,7 @@ class Shard:
     pushed_through: int  # recipients of everything up to here were looked up
     buried_through: int  # poison up to here was set aside
     noted_through: int = -1  # everything up to here is done; durable with the next checkpoint
+    owed_through: int = -1  # replayed after a loss: what cannot be replayed up to here is lost to its readers
     unsure: bool = False  # the outcome of the last store call is unknown: read W back
 
     @property

@@ -6,16 +6,20 @@ import time
 import pytest
 
 from qim_streams import limits
-from qim_streams.errors import FencedError, StoreError
+from qim_streams.errors import FencedError, StoreError, SyncVerdict
 from qim_streams.gateway.redis_devices import RedisShardEpochs
 from qim_streams.mailbox import watermark
+from qim_streams.mailbox.kept import KeptPositions
 from qim_streams.mailbox.ports import EntryGroup
 from qim_streams.mailbox.redis_store import RedisMailboxStore
 from qim_streams.ownership.ports import Grant
 from qim_streams.ownership.redis_leases import RedisLeaseStore
 from qim_streams.placement import LANES
 from qim_streams.redis_tier import RedisClient
+from qim_streams.sync.cursor import CursorSigner
+from qim_streams.sync.ports import MailboxAddress
 from qim_streams.sync.redis_boundaries import RedisEpochBoundaries
+from qim_streams.sync.service import SyncService
 
 SHARD, TTL_MS = 3, 60_000
 
@@ -152,6 +156,40 @@ async def test_epochs_that_were_lost_never_come_again(hot_client: RedisClient) -
     assert await shard.store.trim_watermark(SHARD, "t", 1) == 3, "what is gone stays gone"
     with pytest.raises(FencedError):
         await shard.store.promise(SHARD, before, 9, 9)
+
+
+async def test_positions_that_the_log_proves_stand_after_a_total_loss(hot_client: RedisClient) -> None:
+    """T-R2, E8: rebased to where they are, not expired; epochs that the proof does not name stay unknown."""
+    shard = Shard(hot_client)
+    shard.leases = RedisLeaseStore(hot_client)
+    first = await shard.take_over()
+    await shard.write(4)
+    before = await shard.take_over()
+    await hot_client.flushdb()
+    await asyncio.sleep(2.1)  # the clock's seconds go on
+    after = await shard.take_over()
+    await shard.store.promise(SHARD, after, 4, 1, KeptPositions(before, after, 9))
+    assert await shard.boundary(before, after) == 9
+    assert await shard.boundary(first, after) is None, "from before the proof"
+    shard.tail = -1
+    await shard.write(6)
+    later = await shard.take_over()
+    assert await shard.boundary(before, later) == 6, "and by the boundaries of all epochs since"
+    assert await shard.boundary(after, later) == 6
+    signer = CursorSigner(b"k" * 32)
+    sync = SyncService(shard.store, shard.epochs, shard.boundaries, signer)
+    address = MailboxAddress("acme", "ben", "phone", 9, SHARD, 9)
+    for position, verdict in ((0, "CURSOR_EXPIRED"), (1, "CURSOR_REBASED"), (5, "CURSOR_REBASED")):
+        with pytest.raises(SyncVerdict) as caught:
+            await sync.open(address, signer.issue(address, before, position))
+        assert caught.value.code == verdict, position
+        if verdict == "CURSOR_REBASED":
+            assert caught.value.fields["replay_from_seq"] == position + 1
+    with pytest.raises(SyncVerdict, match="positions of that epoch are lost"):
+        await sync.open(address, signer.issue(address, first, 5))
+    await shard.client.hset(f"{{s:{SHARD}}}:epochs", "kept", b"?")
+    with pytest.raises(StoreError, match="epoch boundary"):
+        await shard.boundary(before, later)
 
 
 async def test_a_restarted_store_leaves_out_what_it_may_have_given_and_lost(shard: Shard) -> None:

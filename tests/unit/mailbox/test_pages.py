@@ -4,9 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qim_streams.codec import pack_fields
 from qim_streams.errors import RecordError
 from qim_streams.mailbox import pages
-from qim_streams.mailbox.floors import Floor, decode_floor, floor_key
+from qim_streams.mailbox import watermark as rule
+from qim_streams.mailbox.floors import UNKNOWN_EPOCH, Floor, decode_floor, floor_key
 from qim_streams.mailbox.pages import DoneDispatch, OpenProgress, Page, Seen
 from tests.unit.mailbox.dispatches import dispatch
 
@@ -100,6 +102,8 @@ def test_the_digest_sees_everything_else(change: dict[str, object]) -> None:
 def test_floors_come_back() -> None:
     floor = Floor((3,) * 63 + (4,), 2, 77)
     assert decode_floor(floor.encode()) == floor
+    old = pack_fields((rule.pack(floor.lanes), 7, 9))
+    assert decode_floor(old) == Floor(floor.lanes, 7, 9, UNKNOWN_EPOCH), "written before it said since when"
     assert floor_key(7) == b"w\0\0\0\x07"
     with pytest.raises(RecordError):
         decode_floor(b"\x01\x93\xc4\x00\x00\x00")

@@ -4,6 +4,7 @@ import pytest
 
 from qim_streams.errors import FencedError, InvariantViolation
 from qim_streams.mailbox import members, metrics
+from qim_streams.mailbox.kept import KeptPositions
 from qim_streams.mailbox.memory_table import MemoryTable
 from tests.support.shard_world import SHARD, ShardWorld, Worker
 
@@ -124,6 +125,20 @@ async def test_a_missing_member_bitmap_costs_one_record(monkeypatch: pytest.Monk
     assert len(await world.held(65)) == 1
 
 
+async def test_w_is_a_metric_of_whoever_serves_the_shard() -> None:
+    """E4: what stands still is seen; a worker that gave the shard up says nothing of it."""
+    world = ShardWorld()
+    direct(world, 3)
+    worker = await started(world, 1)
+    shown = metrics.WATERMARK.labels(str(SHARD))._value
+    assert shown.get() == -1
+    await worker.work(2)
+    assert shown.get() == 1
+    await worker.service.release(frozenset({SHARD}))
+    assert (str(SHARD),) not in metrics.WATERMARK._metrics
+    await worker.service.release(frozenset({SHARD}))
+
+
 async def test_everything_known_of_a_released_shard_is_dropped() -> None:
     world = ShardWorld()
     direct(world, 2)
@@ -158,8 +173,52 @@ async def test_a_store_that_was_emptied_is_owed_to_its_readers_until_it_is_back(
     state = await world.store.watermark(SHARD)
     assert (state.promised, min(state.lanes)) == (5, -1)
     assert await world.store.trim_watermark(SHARD, "acme", 1) == 1
+    assert world.store.kept(SHARD) == KeptPositions(1, 2, 5), "the numbers are the log's: cursors above stand"
     worker = await started(world, 3)
     assert (await world.store.watermark(SHARD)).promised == 5, "another owner owes the same"
+
+
+async def test_nobody_knows_positions_of_a_log_that_is_new_to_the_shard() -> None:
+    """E8: without a row in the table nothing says that old cursors meant this log."""
+    world = ShardWorld()
+    direct(world, 3)
+    await (await started(world, 1)).work(3)
+    world.store.restore({})
+    world.floor_table.changelog.clear()
+    world.lose_disk()
+    await started(world, 2)
+    assert world.store.kept(SHARD) is None
+    world.store.restore({})
+    await started(world, 3)
+    assert world.store.kept(SHARD) == KeptPositions(2, 3, 2), "from then on it is known"
+
+
+async def test_what_retention_took_before_it_was_replayed_is_nobodys_success() -> None:
+    """P7: the log begins behind what the table knows: cursors in between are below the trim."""
+    world = ShardWorld()
+    direct(world, 6)
+    await (await started(world, 1)).work(2)
+    world.store.restore({})
+    world.begin = 4
+    await started(world, 2)
+    assert await world.store.trim_watermark(SHARD, "acme", 1) == 3
+
+
+async def test_what_cannot_be_replayed_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P7: members that are gone leave a hole; whoever has not read past it rebuilds from the histories."""
+    monkeypatch.setattr(members, "_FIRST_WAIT_S", 0.0)
+    world = ShardWorld()
+    direct(world)
+    world.append_message([1, 65], sender=1, inline=False)
+    direct(world)
+    await (await started(world, 1)).work(3)
+    world.store.restore({})
+    world.bitmaps.rows.clear()
+    worker = await started(world, 2)
+    await worker.work(3)
+    assert world.graveyard.offsets == [1]
+    assert await world.store.trim_watermark(SHARD, "acme", 1) == 1
+    assert (await world.store.watermark(SHARD)).promised == 2, "what is owed is owed still"
 
 
 async def test_a_store_that_lost_nothing_owes_nothing() -> None:
