@@ -19,5 +19,7 @@ class PoisonLetters:
     async def send(self, poison: Sequence[Poison]) -> None:
         """Append all; returns when they are acknowledged."""
         for topic in dict.fromkeys(one.topic for one in poison):
-            letters = [(one.record, RecordError(one.cause)) for one in poison if one.topic == topic]
+            letters = [
+                (one.partition, one.record, RecordError(one.cause)) for one in poison if one.topic == topic
+            ]
             await self._sink.send_many(topic, letters)

@@ -74,12 +74,14 @@ class DeadLetter:
         return cls(*fields)
 
     @classmethod
-    def of(cls, topic: str, record: Any, error: BaseException, role: str, at_ms: int) -> "DeadLetter":
+    def of(
+        cls, topic: str, partition: int, record: Any, error: BaseException, role: str, at_ms: int
+    ) -> "DeadLetter":
         """The dead letter of a consumed `record` that raised `error`; sizes are cut to their bounds."""
         value, key = record.value, record.key
         return cls(
             topic=topic,
-            partition=record.partition,
+            partition=partition,
             offset=record.offset,
             key=None if key is None else bytes(key[:KEY_BYTES_MAX]),
             value=None if value is None else bytes(value[:VALUE_BYTES_MAX]),
@@ -105,19 +107,22 @@ class DeadLetterSink:
         self._producer, self._role, self._partitions = producer, role, partitions
         self._now_ms, self._topic = now_ms, topic
 
-    async def send(self, topic: str, record: Any, error: BaseException) -> None:
+    async def send(self, topic: str, partition: int, record: Any, error: BaseException) -> None:
         """As `send_many` for one record."""
-        await self.send_many(topic, [(record, error)])
+        await self.send_many(topic, [(partition, record, error)])
 
-    async def send_many(self, topic: str, poison: Sequence[tuple[Any, BaseException]]) -> None:
-        """Send the consumed records of `topic` with what they raised; returns when all are acknowledged.
+    async def send_many(self, topic: str, poison: Sequence[tuple[int, Any, BaseException]]) -> None:
+        """Send (partition, record, what it raised) of `topic`; returns when all are acknowledged.
 
         Raises what `LogProducer.append` raises: then nothing may be counted as done.
         """
         if not poison:
             return
         at_ms = self._now_ms()
-        letters = [DeadLetter.of(topic, record, error, self._role, at_ms) for record, error in poison]
+        letters = [
+            DeadLetter.of(topic, partition, record, error, self._role, at_ms)
+            for partition, record, error in poison
+        ]
         await self._producer.append(
             [
                 OutgoingRecord(self._topic, letter.partition % self._partitions, letter.key, letter.encode())

@@ -90,9 +90,9 @@ class PassThrough:
         self._maybe_out()
         good, poison = [], []
         for record in batch.records:
-            self._maybe_fail(record)
+            self._maybe_fail(batch.partition, record)
             if record.value.startswith(b"poison"):
-                poison.append((record, RecordError("a poison record")))
+                poison.append((batch.partition, record, RecordError("a poison record")))
             else:
                 good.append(OutgoingRecord(self.config.output, batch.partition, None, b"%d" % record.offset))
         if self.config.delay_s:
@@ -116,8 +116,8 @@ class PassThrough:
         if self.config.outage_file and Path(self.config.outage_file).exists():
             raise StoreUnavailable("the test store is down")
 
-    def _maybe_fail(self, record: Any) -> None:
-        if self.config.fail_at != (record.partition, record.offset):
+    def _maybe_fail(self, partition: int, record: Any) -> None:
+        if self.config.fail_at != (partition, record.offset):
             return
         if self.config.latch is not None:
             latch = Path(self.config.latch)

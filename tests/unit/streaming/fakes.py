@@ -25,8 +25,6 @@ class Record:
     """The part of a consumed record that the units read."""
 
     offset: int
-    partition: int = 0
-    topic: str = "in"
     key: bytes | None = None
     value: bytes | None = b"v"
 

@@ -31,7 +31,7 @@ def test_any_other_bytes_are_a_record_error(data: bytes) -> None:
 
 def test_a_value_that_does_not_fit_is_cut_and_says_so() -> None:
     record = Record(1, value=b"x" * 2_000_000, key=b"k" * 10_000)
-    letter = DeadLetter.of("t", record, ValueError("m" * 5_000), "role", 1)
+    letter = DeadLetter.of("t", 0, record, ValueError("m" * 5_000), "role", 1)
     assert letter.truncated
     assert (letter.value_bytes, len(letter.message)) == (2_000_000, dead_letter.MESSAGE_CHARS_MAX)
     assert DeadLetter.decode(letter.encode()) == letter
@@ -58,7 +58,7 @@ def sink(log: Any, partitions: int = 2) -> DeadLetterSink:
 
 async def test_the_sink_keeps_key_and_coordinates() -> None:
     log = Log()
-    await sink(log).send("in", Record(8, partition=3, key=b"key", value=b"bad"), RecordError("broken"))
+    await sink(log).send("in", 3, Record(8, key=b"key", value=b"bad"), RecordError("broken"))
     [record] = log.records
     assert record[:3] == (dead_letter.DEAD_LETTER_TOPIC, 1, b"key")
     letter = DeadLetter.decode(record.value or b"")
@@ -69,7 +69,7 @@ async def test_the_sink_keeps_key_and_coordinates() -> None:
 async def test_a_refused_append_is_not_swallowed() -> None:
     log = Log(LogAppendError("no", Outcome.UNKNOWN))
     with pytest.raises(LogAppendError):
-        await sink(log).send("in", Record(1), RecordError("broken"))
+        await sink(log).send("in", 0, Record(1), RecordError("broken"))
 
 
 async def test_nothing_to_send_is_nothing() -> None:
