@@ -109,6 +109,13 @@ class Settings(BaseSettings):
     frame_bytes_max: int = _setting(limits.FRAME_BYTES_MAX, "gateway", "largest client frame, bytes", ge=1024)
     presence_refresh_s: float = _setting(60.0, "gateway", "how often live presence is written again", gt=0)
 
+    multi_login: str = _setting(
+        "all",
+        "gateway",
+        "devices of a user at once: all, platform (one of each) or newest; the admin API sets others",
+        pattern="^(all|platform|newest)$",
+    )
+
     # -- writer
     writer_host: str = _setting("127.0.0.1", "writer", "address of the internal RPC")
     writer_port: int = _setting(0, "writer", "port of the internal RPC; 0 = any free", ge=0, le=65535)

@@ -16,11 +16,13 @@ class SessionOptions:
     """How a device behaves; the defaults suit an interactive client.
 
     `first_sync`: what a device without a cursor gets: ``now`` (only what comes) or ``mailbox`` (all that
-    its mailbox still holds). `checkpoint_*`: a pull moves the cursor after so many events or so much
-    time online; 0 = never. `echo_own`: messages sent here are shown as events too.
+    its mailbox still holds). `platform`: ios, web, ...; tenants may allow one device of each.
+    `checkpoint_*`: a pull moves the cursor after so many events or so much time online; 0 = never.
+    `echo_own`: messages sent here are shown as events too.
     """
 
     first_sync: str = "now"
+    platform: str = ""
     echo_own: bool = True
     inflight_max: int = 128
     per_conversation_inflight: int = 1

@@ -87,6 +87,7 @@ class Session:
         )
         self._random = random
         self._token = ""
+        self._resumes: int | None = None  # the session_epoch that this device had last
         self._rid = self._control_rid = 0  # the latter: of AUTH, then of SYNC_COMPLETE
         self._parts: dict[int, Part] = {}
         self._calls: dict[int, Answered] = {}
@@ -223,7 +224,8 @@ class Session:
 
     def _authenticate(self) -> None:
         self.phase, self._control_ms, self._control_rid = Phase.AUTHENTICATING, self._now_ms, self.next_rid()
-        self.frames.append(Auth(self._control_rid, self._token, self.device_id, self.cursor))
+        auth = Auth(self._control_rid, self._token, self.device_id, self.cursor)
+        self.frames.append(auth._replace(platform=self.options.platform or None, resumes=self._resumes))
 
     def _on_auth_ok(self, frame: AuthOk) -> None:
         owner = f"{frame.tenant_id}/{frame.user_id}/{self.device_id}"
@@ -231,7 +233,7 @@ class Session:
             detail = f"the store is of {self.owner}, the token of {owner}: use another store"
             self.ended = ended_here("WRONG_STORE", detail)
             return
-        self.owner, self.auth, self.phase = owner, frame, Phase.SYNCING
+        self.owner, self.auth, self.phase, self._resumes = owner, frame, Phase.SYNCING, frame.session_epoch
         self._heartbeat.set_interval(frame.next_ping_interval_ms, self._now_ms)
         after = frame.after_seq
         first = self.cursor is None and self.rebuild is Rebuild.NONE

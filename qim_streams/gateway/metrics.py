@@ -39,6 +39,7 @@ COUNTERS: Final[dict[str, str]] = {
     "presence_failed": "Presence records and tombstones that could not be written",
     "presence_repeated": "Presences written anew because no PresenceReady came",
     "sessions_replaced": "Sessions that a newer one of the same device ended",
+    "sessions_ended": "Sessions that the login of another device ended, by the tenant's rule",
     "idle_closed": "Sockets closed because nothing came or nothing could be written",
 }
 
@@ -62,7 +63,7 @@ class GatewayCounters(Collector):
         self.watermark_fills = 0
         self.stale_recipients = self.poison_batches = 0
         self.presence_appended = self.presence_failed = self.presence_repeated = 0
-        self.sessions_replaced = self.idle_closed = 0
+        self.sessions_replaced = self.sessions_ended = self.idle_closed = 0
         self.sockets = self.sessions = 0
         self.ready = self.push_lag_records = self.unpushed_sessions = 0
         self.push_silent_seconds = 0.0

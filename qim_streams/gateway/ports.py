@@ -3,11 +3,13 @@
 Spec: §3, §6, §7.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, NamedTuple, Protocol
 
 from qim_streams.commit.outcome import SendOutcome, SendRequest
 from qim_streams.membership.commands import GroupCommand, GroupState
+from qim_streams.quotas.rules import ALL_DEVICES
 
 Answered = Callable[[SendOutcome], object]
 
@@ -34,11 +36,40 @@ class DeviceKey(NamedTuple):
     device_id: str
 
 
+class Login(NamedTuple):
+    """How a device signs on: by which policy (`quotas.rules`), as what, and going on with which session."""
+
+    policy: str = ALL_DEVICES
+    platform: str = ""
+    resumes: int | None = None
+
+
+class Opened(NamedTuple):
+    """A new session: its epoch, and the epochs of other devices' sessions that it ended.
+
+    `ended_by`: there is none, because this device's session was ended by that device.
+    """
+
+    epoch: int
+    ended: Mapping[str, int] = MappingProxyType({})
+    ended_by: str = ""
+
+
+class Newest(NamedTuple):
+    """A device's newest session_epoch, 0 for an unknown device; `ended_by` which device, if that is over."""
+
+    epoch: int
+    ended_by: str = ""
+
+
+DEFAULT_LOGIN: Final = Login()
+
+
 class DeviceSessions(Protocol):
     """The newest session_epoch of every device. A session with an older one is void."""
 
-    async def open(self, device: DeviceKey, now_ms: int) -> int:
+    async def open(self, device: DeviceKey, now_ms: int, login: Login = DEFAULT_LOGIN) -> Opened:
         """A new session_epoch, above every one that this device had. StoreError: try again."""
 
-    async def touch(self, devices: Sequence[DeviceKey], now_ms: int) -> list[int]:
-        """Note that the devices are alive; their newest session_epoch, 0 for an unknown device."""
+    async def touch(self, devices: Sequence[DeviceKey], now_ms: int) -> list[Newest]:
+        """Note that the devices are alive; the newest session of each."""

@@ -128,7 +128,7 @@ class PresenceLog:
         return [
             (device, notice)
             for device, notice in notices
-            if notice.said is not Said.GONE or newest[device] <= notice.session_epoch
+            if notice.said is not Said.GONE or newest[device].epoch <= notice.session_epoch
         ]
 
     def _records(self, device: DeviceKey, notice: Notice) -> list[Outgoing]:

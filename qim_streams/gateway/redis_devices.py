@@ -1,4 +1,4 @@
-"""Device sessions in Redis: ``{u:<tenant>:<user>}:dev``, a hash of device -> epoch and last sight.
+"""Device sessions in Redis: ``{u:<tenant>:<user>}:dev``, a hash: device -> epoch, last sight, platform, mark.
 
 Spec: §7.
 """
@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 from qim_streams import limits
 from qim_streams.errors import StoreUnavailable
-from qim_streams.gateway.ports import DeviceKey
+from qim_streams.gateway.ports import DEFAULT_LOGIN, DeviceKey, Login, Newest, Opened
 from qim_streams.redis_tier import RedisClient, Script, translate, translated
 
 TOUCH_MAX = 500  # script calls in one pipeline
+NOTHING = "-"  # no id begins with it
 
 
 class RedisDeviceSessions:
@@ -20,15 +21,23 @@ class RedisDeviceSessions:
         self._client, self._max = client, devices_max
         self._script = Script.load("qim_streams.gateway", "device_session.lua")
 
-    async def open(self, device: DeviceKey, now_ms: int) -> int:
+    async def open(self, device: DeviceKey, now_ms: int, login: Login = DEFAULT_LOGIN) -> Opened:
         """See `DeviceSessions.open`."""
+        resumes = -1 if login.resumes is None else login.resumes
+        args = (
+            *("open", device.device_id, now_ms, self._max),
+            *(login.policy, login.platform or NOTHING, resumes),
+        )
         async with translated("device sessions"):
-            args = ("open", device.device_id, now_ms, self._max)
-            return int(await self._script.call(self._client, [_key(device)], args))
+            epoch, *words = await self._script.call(self._client, [_key(device)], args)
+        if not epoch:
+            return Opened(0, ended_by=words[0].decode())
+        names = [name.decode() for name in words[::2]]
+        return Opened(int(epoch), dict(zip(names, map(int, words[1::2]), strict=True)))
 
-    async def touch(self, devices: Sequence[DeviceKey], now_ms: int) -> list[int]:
+    async def touch(self, devices: Sequence[DeviceKey], now_ms: int) -> list[Newest]:
         """See `DeviceSessions.touch`."""
-        epochs: list[int] = []
+        found: list[Newest] = []
         for start in range(0, len(devices), TOUCH_MAX):
             calls = [
                 ([_key(one)], ("touch", one.device_id, now_ms)) for one in devices[start : start + TOUCH_MAX]
@@ -38,8 +47,9 @@ class RedisDeviceSessions:
             for answer in answers:
                 if isinstance(answer, BaseException):
                     raise translate(answer, "device sessions") from answer
-                epochs.append(int(answer))
-        return epochs
+                by = answer[1].decode()
+                found.append(Newest(int(answer[0]), "" if by == NOTHING else by))
+        return found
 
 
 class RedisShardEpochs:

@@ -9,7 +9,7 @@ Spec: §9.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from redis import exceptions as redis_errors
@@ -32,6 +32,7 @@ class RedisSignals:
     """`SignalBus` on Redis. Run `run` as long as the gateway lives."""
 
     def __init__(self, client: RedisClient) -> None:
+        self.on_again: Callable[[], object] = lambda: None  # it listens, and may have missed something
         self._client, self._listeners = client, Listeners()
         self._waiting: deque[tuple[str, bytes]] = deque(maxlen=WAITING_MAX)
         self._publisher: asyncio.Task[None] | None = None
@@ -77,6 +78,7 @@ class RedisSignals:
             for channel in self._listeners.channels:  # who came while the first were subscribed
                 if channel.encode() not in pubsub.channels:
                     await pubsub.subscribe(channel)
+            self.on_again()
             while True:
                 message = await pubsub.get_message(timeout=POLL_S)
                 if message is not None:

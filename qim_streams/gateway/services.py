@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from qim_streams.gateway.logins import Logins
 from qim_streams.gateway.metrics import GatewayCounters
 from qim_streams.gateway.ports import DeviceSessions, WriterLinks
 from qim_streams.gateway.presence import PresenceLog
@@ -42,6 +43,7 @@ class Services:
     histories: HistoryService
     sessions: SessionListFrames
     devices: DeviceSessions
+    logins: Logins
     writers: WriterLinks
     presence: PresenceLog
     registry: Registry[Any]

@@ -23,9 +23,11 @@ from typing import Any, Final
 from qim_streams import failpoints, limits
 from qim_streams.errors import AdmissionRefused, ProtocolError, QimError, SyncVerdict
 from qim_streams.gateway.asking import WriterRequests
+from qim_streams.gateway.auth_ok import auth_ok
 from qim_streams.gateway.feed import LiveFeed
 from qim_streams.gateway.history import history_page
 from qim_streams.gateway.live import LiveStream
+from qim_streams.gateway.logins import CHECK_S, CODE, MARK, ended_by, reason
 from qim_streams.gateway.metrics import PULL_SECONDS
 from qim_streams.gateway.outbound import Outbound
 from qim_streams.gateway.ports import DeviceKey
@@ -33,7 +35,6 @@ from qim_streams.gateway.presence import Notice, Said
 from qim_streams.gateway.services import Services
 from qim_streams.placement import lane_of_ordinal, mailbox_shard
 from qim_streams.sessions.ports import user_of
-from qim_streams.sessions.rules import Totals
 from qim_streams.sync.ports import MailboxAddress
 from qim_streams.sync.pull import PullResult
 from qim_streams.sync.service import Opening
@@ -44,7 +45,6 @@ from qim_streams.wire.codes import code_of
 from qim_streams.wire.connection import ServerConnection, State
 from qim_streams.wire.frames import (
     Auth,
-    AuthOk,
     ClientFrame,
     Error,
     Goodbye,
@@ -75,7 +75,7 @@ class ClientSession:
         self.connection = ServerConnection(services.settings.inflight_sends_max)
         self.heard_at = self.opened_at = self._loop.time()
         self.announced_at = self.refresh_at = 0.0  # presence: when it was written, when it is due again
-        self.ready_tries = 0
+        self.ready_tries, self.endable = 0, False
         self.connection_id = 0
         self.session_epoch = 0
         self._shard_epoch = 0  # the newest seen: cursors carry it
@@ -212,12 +212,15 @@ class ClientSession:
         opening, totals = await asyncio.gather(
             self._all.sync.open(address, frame.mailbox_cursor), self._all.sessions.totals.at_sign_on(address)
         )
-        epoch = await self._all.devices.open(DeviceKey(*address[:3]), self._all.now_ms())
+        epoch, self.endable = await self._all.logins.open(
+            user_of(address), frame.device_id, frame.platform, frame.resumes
+        )
         if not self.is_open:
             return
         self._address, self._opening, self.session_epoch = address, opening, epoch
         self._shard_epoch, self.place = opening.here.shard_epoch, (tenant_id, shard)
-        self.refresh_at = self._all.next_refresh(self._loop.time())
+        now_s = self._loop.time()
+        self.refresh_at = now_s + CHECK_S if self.endable else self._all.next_refresh(now_s)
         replaced = self._all.registry.add(self)
         if replaced is not None:
             self._all.counters.sessions_replaced += 1
@@ -234,37 +237,10 @@ class ClientSession:
         self.connection.auth_accepted()
         self._set_syncing(True)
         self._all.counters.auths += 1
-        self.send(self._auth_ok(frame, opening, totals))
+        self.send(auth_ok(self._all, self, frame.rid, opening, totals))
         failpoints.hit("gateway.auth_ok_sent")
         self.announce()
         self._all.sessions.bus.listen(user_of(address), self.signalled)
-
-    def _auth_ok(self, frame: Auth, opening: Opening, totals: Totals) -> AuthOk:
-        settings, address, here = self._all.settings, self.address, opening.here
-        return AuthOk(
-            rid=frame.rid,
-            user_id=address.user_id,
-            tenant_id=address.tenant_id,
-            device_id=address.device_id,
-            session_epoch=self.session_epoch,
-            connection_id=str(self.connection_id),
-            shard_epoch=here.shard_epoch,
-            lane_id=address.lane,
-            lane_watermark=here.lane_watermark,
-            trim_watermark=here.trim,
-            after_seq=opening.after_seq,
-            sync_to_seq=opening.sync_to_seq,
-            has_offline=opening.pending_entries > 0,
-            pending_entry_count_hint=opening.pending_entries,
-            pending_bytes_hint=opening.pending_bytes,
-            total_unread=totals.unread,
-            total_mention=totals.mentions,
-            muted_unread=totals.muted_unread,
-            projection_complete=totals.complete,
-            sync_delay_hint_ms=self._all.sync_delay_ms() if opening.pending_entries else 0,
-            next_ping_interval_ms=settings.ping_interval_ms,
-            preferred_endpoint=settings.gateway_public_url or None,
-        )
 
     def _set_syncing(self, syncing: bool) -> None:
         if syncing != self._counted_syncing:
@@ -353,8 +329,18 @@ class ClientSession:
 
     def signalled(self, but_device: str, data: bytes) -> None:
         """Pass on what the user's devices are told, unless it is not for this one or the reader is slow."""
-        if self.is_open and but_device != self.address.device_id and not self.outbound.is_full:
+        if data.startswith(MARK):
+            by = ended_by(data, self.address.device_id, self.session_epoch)
+            if by is not None:
+                self.end_login(by)
+        elif self.is_open and but_device != self.address.device_id and not self.outbound.is_full:
             self.outbound.put(data if self._codec.binary else self._codec.encode(MSGPACK.decode_server(data)))
+
+    def end_login(self, by: str) -> None:
+        """The login of another device of the user has ended this session."""
+        if self.is_open:
+            self._all.counters.sessions_ended += 1
+            self.fail(CODE, reason(by))
 
     def _on_ping(self, frame: Ping) -> None:
         self.send(Pong(frame.rid, self._all.settings.ping_interval_ms))

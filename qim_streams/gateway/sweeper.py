@@ -7,7 +7,7 @@ One pass over all sockets, at most once per second, instead of timers for each.
 * presence is written again after half to all of `presence_refresh_s`, at random for each session: devices
   that came together are not refreshed together. It is written anew when no PresenceReady came in time. At
   the same time the device's newest session_epoch is read: a session that was replaced on another gateway
-  ends with SESSION_REPLACED.
+  ends with SESSION_REPLACED, one that another device's login ended with LOGGED_IN_ELSEWHERE.
 
 Spec: §6, §7.
 """
@@ -51,6 +51,13 @@ class Sweeper:
             except Exception:
                 # The next pass tries again; a deadline that is missed by one pass harms nobody.
                 log.exception("a sweep failed")
+
+    def look_again(self) -> None:
+        """Signals were lost: look soon at all sessions that another device may have ended."""
+        sessions: list[ClientSession] = self._all.registry.sessions()
+        for session in sessions:
+            if session.endable:
+                session.refresh_at = 0.0
 
     async def sweep(self, now: float) -> None:
         """One pass at loop time `now`."""
@@ -98,8 +105,10 @@ class Sweeper:
         except StoreError as error:
             log.warning("%d sessions were not looked at: %s", len(sessions), error)
             return
-        for session, epoch in zip(sessions, newest, strict=True):
-            if epoch > session.session_epoch:
+        for session, (epoch, by) in zip(sessions, newest, strict=True):
+            if by and epoch == session.session_epoch:
+                session.end_login(by)
+            elif epoch > session.session_epoch:
                 self._all.counters.sessions_replaced += 1
                 session.fail("SESSION_REPLACED", "this device has connected again")
             elif session.is_open:

@@ -31,6 +31,7 @@ from qim_streams.commit.redis_store import RedisConversationStore
 from qim_streams.commit.rpc_client import WriterLinks
 from qim_streams.errors import ConfigError
 from qim_streams.gateway.kafka_push import PushReader
+from qim_streams.gateway.logins import Logins
 from qim_streams.gateway.metrics import GatewayCounters
 from qim_streams.gateway.presence import PresenceLog
 from qim_streams.gateway.push import Deliveries
@@ -55,6 +56,8 @@ from qim_streams.ownership.keeper import Claimant, LeaseKeeper
 from qim_streams.ownership.redis_leases import RedisLeaseStore
 from qim_streams.ownership.redis_wholeness import RedisWholeness
 from qim_streams.placement import outbox_partition
+from qim_streams.quotas.redis_quotas import RedisTenantRules
+from qim_streams.quotas.service import RulesCache
 from qim_streams.redis_tier import RedisClient, connect
 from qim_streams.roles.session_lists import compose_lists
 from qim_streams.runtime import now_ms
@@ -174,6 +177,9 @@ def compose(
         ),
         sessions=lists.frames,
         devices=devices,
+        logins=Logins(
+            devices, RulesCache(RedisTenantRules(redis), now_ms), settings.multi_login, lists.signals, now_ms
+        ),
         writers=writers,
         presence=PresenceLog(
             Appender(producer),
@@ -222,7 +228,9 @@ async def serve(
         ) from error
     log.info("gateway listening on %s:%d", settings.gateway_host, server.port)
     keeper = leases.keeper(settings, shard, f"{settings.gateway_host}:{server.port}")
-    tasks = (services.presence, shard, keeper, signals, Sweeper(services, server), unpushed)
+    sweeper = Sweeper(services, server)
+    signals.on_again = sweeper.look_again
+    tasks = (services.presence, shard, keeper, signals, sweeper, unpushed)
     async with running(*(one.run() for one in tasks)) as failed:
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({stopping, failed}, return_when=asyncio.FIRST_COMPLETED)

@@ -109,6 +109,13 @@ _SESSIONS = (
         "Connect again; send PING in the interval that AUTH_OK and PONG give.",
         closes=True,
     ),
+    _terminal(
+        209,
+        "LOGGED_IN_ELSEWHERE",
+        "Another device of the user has signed on, and the tenant's rule lets only one of the two stay.",
+        "Tell the user, and sign on again (without `resumes`) only if he asks for it.",
+        closes=True,
+    ),
 )
 
 _SYNC = (

@@ -86,7 +86,7 @@ _ROW = SessionRow(
 _CURSOR = "AQEx.c2lnbmF0dXJl"
 
 CLIENT_EXAMPLES: Final[dict[str, ClientFrame]] = {
-    "AUTH": Auth(1, "eyJhbGciOi.example.token", "phone-1", _CURSOR),
+    "AUTH": Auth(1, "eyJhbGciOi.example.token", "phone-1", _CURSOR, "ios"),
     "PULL_MAILBOX": PullMailbox(2, 1_000, 1_041, 500, 65_536),
     "SYNC_COMPLETE": SyncComplete(3, 1_041),
     "SEND_MESSAGE": SendMessage(4, "phone-1-000017", b"hi", "team"),

@@ -55,6 +55,10 @@ class Auth(NamedTuple):
     access_token: Annotated[str, Token(limits.ACCESS_TOKEN_MAX), "JWT that names tenant and user"]
     device_id: Annotated[str, _ID, "stable id of this device"]
     mailbox_cursor: Annotated[str | None, _CURSOR, "the stored cursor; null or empty: from now on"] = None
+    platform: Annotated[str | None, _ID, "ios, web, ...: where a tenant allows one device of each"] = None
+    resumes: Annotated[
+        int | None, _COUNT, "session_epoch that this device had, when it connects again by itself"
+    ] = None
 
 
 class AuthOk(NamedTuple):

@@ -15,8 +15,9 @@ import aiohttp
 
 from qim_streams.commit.outcome import SendOutcome, SendRequest, SendStatus
 from qim_streams.errors import StoreUnavailable
+from qim_streams.gateway.logins import Logins
 from qim_streams.gateway.metrics import GatewayCounters
-from qim_streams.gateway.ports import DeviceKey
+from qim_streams.gateway.ports import DEFAULT_LOGIN, DeviceKey, Login, Newest, Opened
 from qim_streams.gateway.presence import PresenceLog
 from qim_streams.gateway.push import Deliveries
 from qim_streams.gateway.registry import Registry
@@ -36,6 +37,8 @@ from qim_streams.membership.commands import GroupState as GroupAnswer
 from qim_streams.membership.ports import Conversation, Member
 from qim_streams.ownership.ports import Grant
 from qim_streams.placement import lane, mailbox_shard, ordinal_of
+from qim_streams.quotas.rules import NO_RULES, TenantRules
+from qim_streams.quotas.service import RulesCache
 from qim_streams.records import (
     RECIPIENT_FLAGS,
     MessageRecord,
@@ -90,20 +93,48 @@ class FakeDevices:
 
     def __init__(self) -> None:
         self.epochs: dict[DeviceKey, int] = {}
+        self.platforms: dict[DeviceKey, str] = {}
+        self.marks: dict[DeviceKey, str] = {}  # device -> by whose login its session ended
         self.broken = False
 
-    async def open(self, device: DeviceKey, now_ms: int) -> int:
+    async def open(self, device: DeviceKey, now_ms: int, login: Login = DEFAULT_LOGIN) -> Opened:
         """See the port."""
         if self.broken:
             raise StoreUnavailable("device sessions are down")
-        self.epochs[device] = max(self.epochs.get(device, 0) + 1, now_ms)
-        return self.epochs[device]
+        by, epoch = self.marks.get(device), self.epochs.get(device, 0)
+        if login.policy != "all" and by and login.resumes is not None and login.resumes <= epoch:
+            return Opened(0, ended_by=by)
+        ended = {}
+        for other in self.epochs:
+            same = login.policy == "platform" and self.platforms[other] == login.platform
+            if other[:2] == device[:2] and other != device and (login.policy == "newest" or same):
+                if other not in self.marks:
+                    ended[other.device_id] = self.epochs[other]
+                self.marks.setdefault(other, device.device_id)
+        self.marks.pop(device, None)
+        self.epochs[device], self.platforms[device] = max(epoch + 1, now_ms), login.platform
+        return Opened(self.epochs[device], ended)
 
-    async def touch(self, devices: Sequence[DeviceKey], now_ms: int) -> list[int]:
+    async def touch(self, devices: Sequence[DeviceKey], now_ms: int) -> list[Newest]:
         """See the port."""
         if self.broken:
             raise StoreUnavailable("device sessions are down")
-        return [self.epochs.get(device, 0) for device in devices]
+        return [Newest(self.epochs.get(one, 0), self.marks.get(one, "")) for one in devices]
+
+
+class FakeRules:
+    """`RulesStore` in memory."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, TenantRules] = {}
+
+    async def get(self, tenant_id: str) -> TenantRules:
+        """See the port."""
+        return self.kept.get(tenant_id, NO_RULES)
+
+    async def put(self, tenant_id: str, rules: TenantRules) -> None:
+        """See the port."""
+        self.kept[tenant_id] = rules
 
 
 class FakeWriters:
@@ -197,6 +228,7 @@ class GatewayWorld:
         self.hot, self.archive, self.past = Bodies(), Bodies(), HistoryWorld()
         self.session_world = SessionWorld(self.past, self.store)
         self.ordinals, self.devices, self.writers = FakeOrdinals(), FakeDevices(), FakeWriters()
+        self.rules = FakeRules()
         self.presence_log, self.counters = PresenceRecords(), GatewayCounters()
         self.signer = CursorSigner(CURSOR_SECRET.encode())
         self.tails: dict[int, int] = {}
@@ -227,6 +259,13 @@ class GatewayWorld:
             histories=HistoryService(self.past.store, self.past.archive, self.session_world.deletions),
             sessions=self.session_world.frames(self.ordinals),
             devices=self.devices,
+            logins=Logins(
+                self.devices,
+                RulesCache(self.rules, now_ms),
+                self.settings.multi_login,
+                self.session_world.signals,
+                now_ms,
+            ),
             writers=self.writers,
             presence=presence,
             registry=self.registry,
@@ -425,9 +464,11 @@ class WireClient:
         self.rid += 1
         return self.rid
 
-    async def sign_on(self, user: str, cursor: str | None = None, device: str = "phone") -> AuthOk:
+    async def sign_on(
+        self, user: str, cursor: str | None = None, device: str = "phone", **fields: Any
+    ) -> AuthOk:
         """AUTH; the answer must be AUTH_OK."""
-        answer = await self.call(Auth(self.next_rid(), token(user), device, cursor))
+        answer = await self.call(Auth(self.next_rid(), token(user), device, cursor, **fields))
         assert type(answer) is AuthOk, answer
         self.auth = answer
         return answer

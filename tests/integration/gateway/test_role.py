@@ -22,6 +22,7 @@ from qim_streams.embedded.redis_server import EmbeddedRedis
 from qim_streams.errors import ConfigError
 from qim_streams.gateway.kafka_push import PushReader
 from qim_streams.gateway.metrics import GatewayCounters
+from qim_streams.gateway.redis_signals import RedisSignals
 from qim_streams.ids import event_id
 from qim_streams.mailbox.ports import EntryGroup
 from qim_streams.mailbox.redis_store import RedisMailboxStore
@@ -43,9 +44,9 @@ from qim_streams.roles.gateway import run_gateway
 from qim_streams.settings import Settings, load_settings
 from qim_streams.streaming import topics
 from qim_streams.wire.events import common_body
-from qim_streams.wire.frames import Error, Goodbye, Ping, Pong, PushEvents, SendMessage
+from qim_streams.wire.frames import Auth, Error, Goodbye, Ping, Pong, PushEvents, SendMessage
 from tests.support.alone import prove_everything
-from tests.support.gateway_world import CURSOR_SECRET, JWT_SECRET, WireClient
+from tests.support.gateway_world import CURSOR_SECRET, JWT_SECRET, WireClient, token
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.integration
@@ -317,6 +318,68 @@ async def test_a_gateway_that_is_cut_off_from_the_broker(servers: Servers) -> No
         assert [one.mailbox_seq for one in (await client.expect(PushEvents, 60)).events] == seqs[-1:]
     await worker.leases.release([Grant(f"s:{worker.shard}", worker.epoch)], "worker", 1)
     await worker.redis.aclose()
+
+
+async def ended(client: WireClient, by: str) -> None:
+    """The client is told that another device has signed on, and its socket closes with the code of that."""
+    answer = await client.expect(Error, 20)
+    assert (answer.name, answer.temporary) == ("LOGGED_IN_ELSEWHERE", False)
+    assert f"device {by} " in answer.detail
+    assert await client.closed() == 4209
+
+
+async def test_the_newest_device_ends_the_others_on_every_gateway(servers: Servers) -> None:
+    """T-C7, I13: told by the bus; it does not come back by itself; a person can, then the other goes."""
+    user = f"u{servers.rng.randrange(10**9)}"
+    one, two = servers.settings(multi_login="newest"), servers.settings(multi_login="newest")
+    async with (
+        gateway(one) as first,
+        gateway(two) as second,
+        await WireClient.connect(first) as phone,
+        await WireClient.connect(second) as pad,
+    ):
+        before = await phone.sign_on(user)
+        await phone.go_online()
+        await pad.sign_on(user, device="pad")
+        await ended(phone, "pad")
+        assert (await read_presence(one, user, 2))[1] is None, "no ghost is left"
+        for url in (first, second):
+            async with await WireClient.connect(url) as again:
+                await again.send(Auth(1, token(user), "phone", resumes=before.session_epoch))
+                await ended(again, "pad")
+        assert type(await pad.call(Ping(1))) is Pong
+        async with await WireClient.connect(second) as again:
+            await again.sign_on(user)
+            await ended(pad, "phone")
+            assert type(await again.call(Ping(1))) is Pong
+
+
+async def test_a_login_is_seen_although_its_signal_was_lost(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T-C7: the mark in the store is looked at a second after a sign-on, and after the bus was away."""
+    user = f"u{servers.rng.randrange(10**9)}"
+    one, two = servers.settings(multi_login="platform"), servers.settings(multi_login="platform")
+    monkeypatch.setattr(RedisSignals, "tell", lambda *_: None)
+    async with (
+        gateway(one) as first,
+        gateway(two) as second,
+        await WireClient.connect(first) as phone,
+        await WireClient.connect(first) as web,
+        await WireClient.connect(second) as pad,
+    ):
+        await web.sign_on(user, device="web", platform="web")
+        await phone.sign_on(user, platform="ios")
+        await pad.sign_on(user, device="pad", platform="ios")
+        await ended(phone, "pad")
+        assert type(await web.call(Ping(1))) is Pong
+        redis = connect(one)
+        await asyncio.sleep(0)
+        async with await WireClient.connect(second) as other:
+            await other.sign_on(user, device="other", platform="web")
+            await redis.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+            await ended(web, "other")
+        await redis.aclose()
 
 
 async def test_configurations_that_cannot_work(servers: Servers) -> None:

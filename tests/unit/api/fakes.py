@@ -11,8 +11,8 @@ from qim_streams.api.ports import ApiDeps, Probe
 from qim_streams.errors import AdmissionRefused
 from qim_streams.membership.commands import GroupCommand, GroupOp, GroupState, check
 from qim_streams.membership.ports import Conversation, Member
-from qim_streams.quotas.rules import NO_RULES, TenantRules
 from qim_streams.trace.model import MessageTrace, TracedMessage
+from tests.support.gateway_world import FakeRules
 
 KEY = "an-admin-key-of-more-than-32-characters"
 BASE = "/v1/tenants/acme"
@@ -118,21 +118,6 @@ async def fake_trace(tenant_id: str, message_id: bytes, conversation_id: str | N
 def fake_mint(tenant_id: str, user_id: str, ttl_s: int) -> tuple[str, int]:
     """A token that tells whom it is for."""
     return f"{tenant_id}.{user_id}", 1_000 + ttl_s
-
-
-class FakeRules:
-    """`RulesStore` in memory."""
-
-    def __init__(self) -> None:
-        self.kept: dict[str, TenantRules] = {}
-
-    async def get(self, tenant_id: str) -> TenantRules:
-        """See the port."""
-        return self.kept.get(tenant_id, NO_RULES)
-
-    async def put(self, tenant_id: str, rules: TenantRules) -> None:
-        """See the port."""
-        self.kept[tenant_id] = rules
 
 
 async def well() -> None:
