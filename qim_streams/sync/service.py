@@ -91,6 +91,10 @@ class SyncService:
             boundary = await self._boundaries.boundary(
                 here.shard, address.lane, cursor.shard_epoch, here.shard_epoch
             )
+        if cursor is not None and here.lane_watermark < cursor.last_applied <= (boundary or -1):
+            # It stands, but the replay after a loss has not come to it: not a position that never was.
+            why = f"s:{here.shard}: mailboxes stand at {here.lane_watermark} and are being written again"
+            raise StoreUnavailable(why, Outcome.NOT_APPLIED)
         verdict = judge(cursor, here, boundary)
         if isinstance(verdict, Ok):
             return verdict.after_seq

@@ -18,14 +18,17 @@ import sys
 import time
 from typing import Any
 
+import aiohttp
 import pytest
 import redis
 
+from qim_streams.wire.frames import Error
 from tests.chaos.conftest import StartStack, UnderTraffic, new_seed
 from tests.chaos.test_redis_rollback import BACK_S, GONE_S, is_dead
 from tests.support.stack import StackProcess
 from tests.support.traffic import Plan
 from tests.support.waiting import eventually, eventually_sync
+from tests.support.wire_client import WireClient, WireError, pull_range
 
 pytestmark = [pytest.mark.integration, pytest.mark.chaos, pytest.mark.timeout(600)]
 
@@ -78,6 +81,60 @@ async def test_everything_in_redis_is_flushed(
 ) -> None:
     """T-R2, D1: FLUSHALL under traffic, everyday form."""
     await lose_everything(stack, under_traffic, figures, 1)
+
+
+async def test_a_device_with_an_old_cursor_need_not_rebuild(stack: StackProcess) -> None:
+    """T-R2, E8, P7: the mailboxes come back under the same numbers: rebased, and exactly what was missed."""
+    address, run = stack.address(), f"r{new_seed()}"
+    url = address.require_url()
+    users = [f"{run}-{number}" for number in range(6)]
+    async with WireClient(url, address.token(f"{run}-sam"), "phone") as sam:
+        await sam.go_online()
+        cursors = {}
+        for user in users:
+            async with WireClient(url, address.token(user), "phone") as device:
+                await device.go_online()
+                await sam.say(f"{user}-first", b"first", to=user)
+                await eventually(lambda device=device: bool(device.pushed()), BACK_S)
+            async with WireClient(url, address.token(user), "phone") as device:
+                auth = await device.auth()
+                cursors[user] = (await device.sync_complete(auth.sync_to_seq)).cursor
+            for number in range(3):
+                await sam.say(f"{user}-{number}", b"%d" % number, to=user)
+    await asyncio.to_thread(flush, stack)
+    await asyncio.to_thread(stack.wait_all_ready, BACK_S)
+    for user in users:
+        verdict = await verdict_on_cursor(stack, user, cursors[user])
+        assert verdict.name == "CURSOR_REBASED", verdict
+        async with WireClient(url, address.token(user), "phone") as device:
+            auth = await device.auth(verdict.new_cursor)
+            assert auth.after_seq + 1 == verdict.replay_from_seq
+            found = await pull_range(device, auth.after_seq, auth.sync_to_seq)
+            await device.sync_complete(auth.sync_to_seq)
+        assert not found.problems
+        assert [event.message.body for event in found.events] == [b"0", b"1", b"2"]
+
+
+async def verdict_on_cursor(stack: StackProcess, user: str, cursor: str | None) -> Error:
+    """The first answer to AUTH that is not "later"."""
+    found: list[Error] = []
+
+    async def judged() -> bool:
+        address = stack.address()
+        try:
+            async with WireClient(address.require_url(), address.token(user), "phone") as device:
+                await device.auth(cursor)
+        except WireError as error:
+            if error.frame is not None and error.frame.name.startswith("CURSOR_"):
+                found.append(error.frame)
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+        else:
+            pytest.fail("an old cursor was taken as it is")
+        return bool(found)
+
+    await eventually(judged, BACK_S, "a verdict")
+    return found[0]
 
 
 async def test_those_who_repair_are_killed_meanwhile(

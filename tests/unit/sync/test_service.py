@@ -3,6 +3,8 @@
 import pytest
 
 from qim_streams.errors import StoreUnavailable, SyncVerdict
+from qim_streams.placement import LANES
+from qim_streams.sync.boundaries import EpochBoundary
 from qim_streams.sync.cursor import CursorSigner
 from qim_streams.sync.service import PENDING_ROWS_MAX, SyncService
 from tests.support.mailbox_world import ADDRESS, SHARD, MailboxWorld
@@ -53,6 +55,20 @@ async def test_a_takeover_rebases_and_the_new_cursor_is_good() -> None:
     assert caught.value.fields["replay_from_seq"] == 3
     opening = await service(world).open(ADDRESS, str(caught.value.fields["new_cursor"]))
     assert (opening.after_seq, opening.sync_to_seq) == (2, 4)
+
+
+async def test_a_position_that_stands_but_is_not_replayed_yet_waits() -> None:
+    """T-R2: the boundary says that the log had it, W is still below: later, not never."""
+    world = await world_of(3)
+    old = SIGNER.issue(ADDRESS, 1, 4)
+    world.take_over()
+    world.epochs.boundaries[SHARD, 2] = EpochBoundary(0, (5,) * LANES)
+    with pytest.raises(StoreUnavailable, match="being written again"):
+        await service(world).open(ADDRESS, old)
+    await world.write(4)
+    with pytest.raises(SyncVerdict) as caught:
+        await service(world).open(ADDRESS, old)
+    assert (caught.value.code, caught.value.fields["replay_from_seq"]) == ("CURSOR_REBASED", 5)
 
 
 async def test_a_position_from_the_future_is_refused_at_once() -> None:
