@@ -42,12 +42,6 @@ def _record_itself(_: Any, __: TopicPartition, record: Any) -> Any:
     return record
 
 
-# Every consumer of the process: a record stays what aiokafka's parser, in C, made of it (offset, key, value,
-# timestamp, headers). Neither topic and partition, which stand beside the list that it is in, nor
-# deserializers are used by any of them.
-fetcher.PartitionRecords._consumer_record = _record_itself
-
-
 def message_of(tp: TP, record: Any, generation_id: int) -> ConsumerMessage:
     """Faust's message of a record of `tp`; its time is in seconds."""
     key, value = record.key, record.value
@@ -89,6 +83,10 @@ class StreamConsumerThread(driver.AIOKafkaConsumerThread):
         self.assignments = 0  # counted in the thread, before the main thread hears of one
 
     def _create_worker_consumer(self, transport: Any) -> aiokafka.AIOKafkaConsumer:
+        # Every consumer of the process: a record stays what aiokafka's parser, in C, made of it (offset, key,
+        # value, timestamp, headers). Neither topic and partition, which stand beside the list that it is in,
+        # nor deserializers are used by any of them.
+        fetcher.PartitionRecords._consumer_record = _record_itself
         consumer = super()._create_worker_consumer(transport)
         spec = self.app.stream_spec
         # Read by aiokafka when the consumer starts; Faust passes neither on.
