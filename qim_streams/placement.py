@@ -29,6 +29,12 @@ def outbox_partition(tenant_id: str, conversation_id: str, partitions: int) -> i
 
 
 @lru_cache(maxsize=_CACHE_MAX)
+def room_partition(tenant_id: str, room_id: str, partitions: int) -> int:
+    """The partition of a room's log, 0 <= result < partitions."""
+    return _hash(b"qim.room\0", tenant_id, room_id) % partitions
+
+
+@lru_cache(maxsize=_CACHE_MAX)
 def mailbox_shard(tenant_id: str, user_id: str, shards: int) -> ShardId:
     """The MailboxShard (= dispatch partition) of a user, 0 <= result < shards."""
     return ShardId(_hash(b"qim.shard\0", tenant_id, user_id) % shards)

@@ -56,6 +56,9 @@ class Settings(BaseSettings):
     connection_shards: int = _setting(
         4, "stack", "partitions of qim.push.v1 = ConnectionShards", ge=1, le=4096
     )
+    room_partitions: int = _setting(
+        4, "stack", "partitions of qim.room.v1; fixed once used", ge=1, le=4096
+    )
     log_level: str = _setting(
         "INFO", "stack", "DEBUG, INFO, WARNING or ERROR", pattern="^(DEBUG|INFO|WARNING|ERROR)$"
     )
@@ -114,6 +117,25 @@ class Settings(BaseSettings):
         "gateway",
         "devices of a user at once: all, platform (one of each) or newest; the admin API sets others",
         pattern="^(all|platform|newest)$",
+    )
+
+    room_outbound_frame_rate: float = _setting(
+        10.0, "gateway", "ROOM_BATCH frames a second and connection, at most", gt=0, le=100
+    )
+    rooms_by_users: bool = _setting(True, "gateway", "whether users may create rooms (CREATE_ROOM)")
+
+    # -- rooms
+    rooms_host: str = _setting("127.0.0.1", "rooms", "address of the RoomWriter's internal RPC")
+    rooms_port: int = _setting(0, "rooms", "port of that RPC; 0 = any free", ge=0, le=65535)
+    rooms_advertised_host: str = _setting(
+        "", "rooms", "host under which gateways reach that RPC; empty = rooms_host"
+    )
+    room_msg_rate: float = _setting(20.0, "rooms", "messages a second of one room", gt=0, le=10_000)
+    room_log_retention_minutes: int = _setting(
+        30, "rooms", "age up to which messages are shown to who joins", ge=1, le=30
+    )
+    room_body_bytes_max: int = _setting(
+        8 * 1024, "rooms", "largest body of a room's message, bytes", ge=1, le=64 * 1024
     )
 
     # -- writer

@@ -1,4 +1,4 @@
-"""``qim gateway|writer|api``: run one role of the stack in this process. All options are settings."""
+"""``qim gateway|writer|rooms|api``: run one role of the stack in this process. All options are settings."""
 
 import asyncio
 import sys
@@ -30,6 +30,14 @@ def writer() -> None:
     from qim_streams.roles.writer import run_writer
 
     _run("writer", run_writer)
+
+
+@click.command()
+def rooms() -> None:
+    """Run one RoomWriter: messages and events of the room partitions it leases."""
+    from qim_streams.roles.rooms import run_rooms
+
+    _run("rooms", run_rooms)
 
 
 @click.command()

@@ -30,6 +30,7 @@ from qim_streams.client.outbox import Outbox, Settled
 from qim_streams.client.phases import Phase
 from qim_streams.client.rebuild import Rebuilder
 from qim_streams.client.requests import Requests
+from qim_streams.client.rooms import Rooms
 from qim_streams.client.session import Session
 from qim_streams.client.sessions import ListedConversations, Sessions
 from qim_streams.client.store import LocalStore, NoStore, Unsent
@@ -72,16 +73,11 @@ class QimClient:
         self.groups = Groups(self.requests)
         self.history = History(self.requests)
         self.sessions = Sessions(session, self.requests)
+        self.rooms = Rooms(session, self.requests, random)
         self.keeper = Keeper(session, self.options, websocket_url(url), token, self._received, self._room)
         self._journal = Journal(self._store, state, self._hand_out, self._fail)
-        self._rebuilder = Rebuilder(
-            session,
-            self.requests,
-            conversations(session, self.requests),
-            self.options,
-            self._received,
-            random,
-        )
+        listed = conversations(session, self.requests)
+        self._rebuilder = Rebuilder(session, self.requests, listed, self.options, self._received, random)
         self._outbox = Outbox(session, self._journal, body_bytes_max(self.options), state.unsent)
         self._stream = Stream(self.options.events_max, on_deliveries, self._journal, lambda: self._stopped)
         self._pending: list[Delivery] = [*state.pending]  # kept by an earlier process and not given out
@@ -394,6 +390,7 @@ class QimClient:
     def _stop(self, why: QimError) -> None:
         first, self._stopped = self._stopped is None, self._stopped or why
         self._outbox.stop(self._stopped)
+        self.rooms.stop(self._stopped)
         say = first and not self._closing and isinstance(why, ClientStopped)
         self._stream.stop(Stopped(why.code, why.detail) if say and isinstance(why, ClientStopped) else None)
         self._change()

@@ -58,6 +58,8 @@ class Socket:
             bytes_max=services.settings.outbound_queue_bytes_max,
         )
         self.session = ClientSession(services, codec, outbound, self._hang_up)
+        self._seat = services.rooms.seat(self.session, codec, outbound)
+        self.session.handlers |= self._seat.handlers
         self._closing: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
@@ -78,6 +80,7 @@ class Socket:
                     await outbound.room()
         finally:
             session.close()
+            self._seat.close()
             if self._closing is not None:
                 await asyncio.wait([self._closing])
 

@@ -13,6 +13,7 @@ from qim_streams.gateway.metrics import GatewayCounters
 from qim_streams.gateway.ports import DeviceSessions, WriterLinks
 from qim_streams.gateway.presence import PresenceLog
 from qim_streams.gateway.registry import Registry
+from qim_streams.gateway.room_seat import NoRooms, Rooms
 from qim_streams.gateway.session_lists import SessionListFrames
 from qim_streams.gateway.tokens import TokenVerifier
 from qim_streams.history.service import HistoryService
@@ -52,6 +53,7 @@ class Services:
     now_ms: Callable[[], int]
     random: Callable[[], float]
     new_group_id: Callable[[], str]
+    rooms: Rooms = field(default_factory=NoRooms)
     draining: bool = False
     syncing: int = 0  # sessions between AUTH_OK and ONLINE_READY
     # In turn: if thousands went side by side, all would end late together, past the deadline of AUTH, and

@@ -86,7 +86,7 @@ class ClientSession:
         self._tasks: set[asyncio.Task[None]] = set()
         self._counted_syncing = False
         self._requests = WriterRequests(services, self)
-        self._handlers: dict[type, Callable[[Any], None]] = {
+        self.handlers: dict[type, Callable[[Any], None]] = {
             Auth: self._on_auth,
             PullMailbox: self._on_pull,
             PullHistory: self._on_history,
@@ -321,7 +321,7 @@ class ClientSession:
     # -- the rest
 
     def _handle(self, frame: ClientFrame) -> None:
-        handler = self._handlers.get(type(frame))
+        handler = self.handlers.get(type(frame))
         if handler is not None:
             handler(frame)
         elif not self._all.sessions.handle(self, frame):

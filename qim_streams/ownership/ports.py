@@ -34,7 +34,8 @@ class Holder:
 class LeaseStore(Protocol):
     """Leases by compare-and-set. StoreError when the store does not answer; repeating a call is safe.
 
-    Resources: ``ob:<partition>``, ``s:<shard>``, ``cs:<connection shard>``, ``writers:<seat>``.
+    Resources: ``ob:<partition>``, ``s:<shard>``, ``cs:<connection shard>``, ``writers:<seat>``,
+    ``rm:<room partition>``, ``rooms:<seat>``.
     """
 
     async def acquire(self, resource: str, node: str, boot: int, address: str, ttl_ms: int) -> Grant | Holder:

@@ -59,6 +59,7 @@ from qim_streams.placement import outbox_partition
 from qim_streams.quotas.redis_quotas import RedisTenantRules
 from qim_streams.quotas.service import RulesCache
 from qim_streams.redis_tier import RedisClient, connect
+from qim_streams.roles.gateway_rooms import ROOM_TOPIC, GatewayRooms
 from qim_streams.roles.session_lists import compose_lists
 from qim_streams.runtime import now_ms
 from qim_streams.script_pipe import ScriptPipe
@@ -103,6 +104,9 @@ async def run_gateway(settings: Settings, stop: asyncio.Event, metrics: Collecto
         mailboxes = RedisMailboxStore(redis)
         services, signals = compose(settings, redis, mailboxes, archive, producer, writers)
         opened.push_async_callback(services.sessions.close)
+        services.rooms = rooms = GatewayRooms(settings, redis, leases, name)
+        await rooms.start()
+        opened.push_async_callback(rooms.close)
         metrics.register(services.counters)
         opened.callback(metrics.unregister, services.counters)
         await serve(services, signals, mailboxes, LeaseKeeperSpec(leases, name, boot.number), stop)
@@ -230,7 +234,7 @@ async def serve(
     keeper = leases.keeper(settings, shard, f"{settings.gateway_host}:{server.port}")
     sweeper = Sweeper(services, server)
     signals.on_again = sweeper.look_again
-    tasks = (services.presence, shard, keeper, signals, sweeper, unpushed)
+    tasks = (services.presence, shard, keeper, signals, sweeper, unpushed, services.rooms)
     async with running(*(one.run() for one in tasks)) as failed:
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({stopping, failed}, return_when=asyncio.FIRST_COMPLETED)
@@ -276,7 +280,7 @@ def check_settings(settings: Settings) -> None:
 def check_topics(settings: Settings) -> None:
     """ConfigError unless the topics of a gateway exist as declared. Blocking."""
     declared = topics.load().resolve_for(settings)
-    mine = {name: declared[name] for name in (PRESENCE_TOPIC, PUSH_TOPIC)}
+    mine = {name: declared[name] for name in (PRESENCE_TOPIC, PUSH_TOPIC, ROOM_TOPIC)}
     problems = topics.check(topics.admin_client(settings.brokers), mine)
     if problems:
         raise ConfigError("topics differ from topics.yaml: " + "; ".join(problems))

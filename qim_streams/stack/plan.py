@@ -19,10 +19,10 @@ STREAM_ROLES = {
     "archiver": "agents.history_archiver",
     "qsession": "agents.qsession",
 }
-SERVER_ROLES = ("writer", "gateway", "api")
-START_ORDER = ("writer", "fanout", "mailbox", "archiver", "qsession", "gateway", "api")
+SERVER_ROLES = ("writer", "rooms", "gateway", "api")
+START_ORDER = ("writer", "rooms", "fanout", "mailbox", "archiver", "qsession", "gateway", "api")
 SCALABLE = frozenset({"fanout", "mailbox", "qsession"})
-OPTIONAL = frozenset({"archiver", "qsession"})  # nothing waits for them; what they make is missing or dearer
+OPTIONAL = frozenset({"rooms", "archiver", "qsession"})  # nothing waits for them; what they make is missing or dearer
 READY_FILE = "ready"
 
 

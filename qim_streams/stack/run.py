@@ -230,7 +230,7 @@ def _role_spec(role: plan.RolePlan) -> RoleSpec:
     ports = {"web": role.port} if role.port else {}
     if role.role in plan.SERVER_ROLES:
         ports = {"port": role.port}
-        ready = role.port if role.role == "writer" else _answers(f"http://127.0.0.1:{role.port}/readyz")
+        ready = role.port if role.role in ("writer", "rooms") else _answers(f"http://127.0.0.1:{role.port}/readyz")
     if role.metrics_port:
         ports = ports | {"metrics": role.metrics_port}
     (role.state_dir / plan.READY_FILE).unlink(missing_ok=True)

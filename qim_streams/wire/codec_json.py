@@ -121,6 +121,11 @@ class JsonCodec:
         return _dump(fields).encode()[:-1] + b',"rows":[' + b",".join(map(_row_text, rows)) + b"]}"
 
 
+def dump_json(value: Any) -> bytes:
+    """The bytes of a JSON value, in the form of frames."""
+    return _dump(value).encode()
+
+
 @lru_cache(maxsize=BODIES_CACHED_MAX)
 def _body_text(common_body: bytes) -> bytes:
     return _converted(common_body)

@@ -255,6 +255,17 @@ _REFUSALS = (
         "The conversation has had as many messages as it may have for now.",
         "Repeat after `retry_after_ms`, with the same client_message_id.",
     ),
+    _terminal(430, "NO_ROOM", "There is no such room.", "Check the id; create the room first."),
+    _terminal(431, "ROOM_CLOSED", "The room is closed.", "Leave it."),
+    _terminal(432, "ROOM_EXISTS", "A room with this id exists.", "Choose another id."),
+    _terminal(
+        433, "MUTED", "You are muted in this room, or everybody is.", "Wait until a moderator lifts it."
+    ),
+    _terminal(434, "BANNED", "You were sent out of this room.", "Do not come back before the time is over."),
+    _terminal(435, "NOT_IN_ROOM", "This connection has not joined the room.", "JOIN_ROOM first."),
+    _terminal(
+        436, "TOO_MANY_ROOMS", "This connection is in as many rooms as is possible.", "Leave one first."
+    ),
 )
 
 _FAILURES = (

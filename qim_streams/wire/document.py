@@ -13,9 +13,13 @@ from qim_streams.wire.codes import TABLE, WS_CLOSE_BASE
 from qim_streams.wire.examples import CLIENT_EXAMPLES, SERVER_EXAMPLES
 from qim_streams.wire.frames import CLIENT_FRAMES, SERVER_FRAMES, Event, Frame, HistoryBreak, Message
 from qim_streams.wire.frames_group import MemberRow
+from qim_streams.wire.frames_rooms import RoomMessage, RoomPart
 from qim_streams.wire.frames_sessions import LastMessage, SessionRow
 from qim_streams.wire.schema import Schema
 
+_STRUCTURES = (
+    Event, Message, HistoryBreak, MemberRow, SessionRow, LastMessage, RoomPart, RoomMessage
+)  # fmt: skip
 _INTRO = f"""\
 # Client protocol
 
@@ -57,6 +61,12 @@ name) and its fields. An absent field and null are the same; unknown fields are 
    (projection_mailbox_seq, version) is greater than that of the last one applied, else drop it whole; in a
    row, a lower `version` than the one known is old.
 
+8. Rooms are a stream of their own (3), from AUTH_OK on, without cursors: `JOIN_ROOM` on every new connection,
+   with the last (epoch, room_seq) that the device has. Messages come in `ROOM_BATCH`, events at once in
+   `ROOM_EVENT`. Within an epoch a missing room_seq is a message that is lost to this device; another epoch
+   (event `owner`) says that another process writes the room, and that what was acknowledged in that moment
+   may be missing. Nothing of a room is in mailbox, session list or notifications.
+
 An empty cursor means "from now": SYNC_COMPLETE may follow AUTH_OK at once. A device that wants what the
 mailbox still holds pulls from `trim_watermark` first; batches that start there carry cursors too.
 """
@@ -71,7 +81,7 @@ def document() -> str:
         "## Frames of the server\n",
         *_frames(SERVER_FRAMES, SERVER_EXAMPLES),
         "## Structures\n",
-        *(_structure(cls) for cls in (Event, Message, HistoryBreak, MemberRow, SessionRow, LastMessage)),
+        *(_structure(cls) for cls in _STRUCTURES),
         _errors(),
     ]
     return "\n".join(parts)

@@ -5,6 +5,7 @@ The values are made up; tokens and cursors are not real ones.
 
 from typing import Final
 
+from qim_streams.wire import frames_rooms
 from qim_streams.wire.frames import (
     Auth,
     AuthOk,
@@ -113,6 +114,7 @@ CLIENT_EXAMPLES: Final[dict[str, ClientFrame]] = {
     "CLEAR_CONVERSATION": ClearConversation(22, "team", 42, True),
     "TYPING": Typing(23, "team"),
     "GET_READ_COUNT": GetReadCount(24, "team", 42),
+    **frames_rooms.CLIENT_EXAMPLES,
     "GET_SESSION_TOTALS": GetSessionTotals(25),
 }
 
@@ -169,6 +171,7 @@ SERVER_EXAMPLES: Final[dict[str, ServerFrame]] = {
     "READ_RECEIPT": ReadReceipt("team", "ben", 42),
     "READ_COUNT": ReadCount(24, "team", 42, 1, 2, True, ["ben"]),
     "USER_TYPING": UserTyping("team", "ann"),
+    **frames_rooms.SERVER_EXAMPLES,
     "PING": Ping(9),
     "PONG": Pong(5, 30_000),
     "ERROR": Error(

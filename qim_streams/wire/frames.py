@@ -15,7 +15,7 @@ from typing import Annotated, Final, NamedTuple
 
 from qim_streams import limits
 from qim_streams.codec import RECORD_BYTES_MAX
-from qim_streams.wire import frames_sessions
+from qim_streams.wire import frames_rooms, frames_sessions
 from qim_streams.wire.frames_changes import EditMessage, RecallMessage
 from qim_streams.wire.frames_group import (
     Conversation,
@@ -31,6 +31,7 @@ from qim_streams.wire.frames_group import (
     GroupUpdate,
     Rid,
 )
+from qim_streams.wire.frames_rooms import RoomAnswer, RoomFrame
 from qim_streams.wire.frames_sessions import SessionAnswer, SessionFrame
 from qim_streams.wire.kinds import U32_MAX, Bool, Bytes, Id16, Int, ListOf, OneOf, Text, TextId, Token
 from qim_streams.wire.schema import Schema, Struct
@@ -314,6 +315,7 @@ ClientFrame = (
     | GroupUpdate
     | GroupGet
     | SessionFrame
+    | RoomFrame
 )
 ServerFrame = (
     AuthOk
@@ -325,6 +327,7 @@ ServerFrame = (
     | GroupState
     | HistoryPage
     | SessionAnswer
+    | RoomAnswer
     | Ping
     | Pong
     | Error
@@ -352,6 +355,7 @@ CLIENT_FRAMES: Final[dict[str, Schema]] = {
     "GROUP_UPDATE": Schema(GroupUpdate),
     "GROUP_GET": Schema(GroupGet),
     **frames_sessions.CLIENT_FRAMES,
+    **frames_rooms.CLIENT_FRAMES,
 }
 SERVER_FRAMES: Final[dict[str, Schema]] = {
     "AUTH_OK": Schema(AuthOk),
@@ -363,6 +367,7 @@ SERVER_FRAMES: Final[dict[str, Schema]] = {
     "GROUP_STATE": Schema(GroupState),
     "HISTORY_PAGE": Schema(HistoryPage),
     **frames_sessions.SERVER_FRAMES,
+    **frames_rooms.SERVER_FRAMES,
     "PING": Schema(Ping),
     "PONG": Schema(Pong),
     "ERROR": Schema(Error),

@@ -24,6 +24,7 @@ from qim_streams.mailbox import redis_store, redis_trim
 from qim_streams.membership import redis_directory
 from qim_streams.ownership import ports as lease_ports
 from qim_streams.quotas import redis_quotas
+from qim_streams.rooms import redis_store as room_store
 from qim_streams.sessions import keys as session_keys
 from qim_streams.sessions import redis_projection
 from qim_streams.settings import OTHER_VARIABLES, Settings
@@ -271,6 +272,7 @@ def test_the_table_of_keys_is_that_of_the_code() -> None:
         redis_devices,
         redis_boundaries,
         session_keys,
+        room_store,
         redis_projection,
         redis_quotas,
     ):
