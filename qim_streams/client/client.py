@@ -170,6 +170,7 @@ class QimClient:
         if self._rebuild_task is not None:
             self._rebuild_task.cancel()
             await asyncio.wait([self._rebuild_task])
+        await self.sessions.close()
         await self._journal.close()
         self._stop(ClientStopped("CLOSED", "the client was closed"))
         if self._own_http and self._http is not None:

@@ -123,7 +123,7 @@ class Session:
         self._now_ms = now_ms
         self._heartbeat.heard(now_ms)
         self.inbox.counters.frames += 1
-        self.handlers.get(type(frame), self._on_answer)(frame)
+        self.handlers.get(type(frame), self.answered)(frame)
 
     def tick(self, now_ms: int) -> None:
         """Do what is due: pings, repeats, pulls. Call it a few times a second."""
@@ -300,7 +300,7 @@ class Session:
     def _on_batch(self, frame: MailboxBatch) -> None:
         part = self._parts.pop(frame.rid, None)
         if part is None:
-            self._on_answer(frame)
+            self.answered(frame)
             return
         for stretch in self.coverage.answer(part, frame, self._now_ms):
             self.shown.extend(self.inbox.pulled(stretch.events, stretch.covered))
@@ -360,9 +360,9 @@ class Session:
         self._watch_gap()
         self.pump()
 
-    def _on_answer(self, frame: ServerFrame) -> None:
-        rid = getattr(frame, "rid", None)
-        answered = self._calls.pop(rid, None) if rid is not None else None
+    def answered(self, frame: ServerFrame) -> None:
+        """A frame that is the answer to a `call`, if anybody still waits for it."""
+        answered = self._calls.pop(getattr(frame, "rid", -1), None)
         if answered is not None:
             answered(frame)
 
@@ -376,7 +376,7 @@ class Session:
         elif frame.rid in self._parts:
             self._on_pull_error(self._parts.pop(frame.rid), frame)
         elif frame.rid in self._calls:
-            self._on_answer(frame)
+            self.answered(frame)
         elif self.phase is Phase.COMPLETING and control:
             self.broken = Broken(f"{frame.name}: {frame.detail}", frame.retry_after_ms or 0)
         else:

@@ -3,6 +3,7 @@
     rows = await client.sessions.load()
     await client.sessions.mark_read("team", 42)
     client.sessions.on_change = redraw
+    client.sessions.badge.on_change = lambda badge: show(badge.unread)
 
 `book` is kept up to date by pages, by answers to own changes and by what other devices did. New messages
 come as events; what is unread then is asked anew with `load`, or counted from `read_seq` by the application.
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from qim_streams import limits
 from qim_streams.client.backoff import backoff_ms
+from qim_streams.client.badge_watch import BadgeWatch
 from qim_streams.client.conversations import Conversations, KnownConversations
 from qim_streams.client.requests import Requests
 from qim_streams.client.session_book import SessionBook
@@ -63,6 +65,7 @@ class Sessions:
     def __init__(self, session: "Session", requests: Requests) -> None:
         self._session, self._requests = session, requests
         self.book = SessionBook()
+        self.badge = BadgeWatch(session, requests)
         self.on_change: Callable[[], object] | None = None
         self.on_typing: Callable[[str, str], object] | None = None  # conversation_id, user_id
         session.handlers[SessionDelta] = lambda frame: self._changed(self.book.take_delta(frame))
@@ -126,6 +129,10 @@ class Sessions:
         if self._session.auth is not None:
             self._session.frames.append(Typing(self._session.next_rid(), conversation_id))
             self._requests.wake()
+
+    async def close(self) -> None:
+        """Stop what works in the background."""
+        await self.badge.close()
 
     def _heard(self, frame: UserTyping) -> None:
         if self.on_typing is not None:

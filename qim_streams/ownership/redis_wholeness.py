@@ -8,12 +8,14 @@ What it does not do: set marks (``whole.lua`` of the commit stage does, for the 
 Spec: §14.4.
 """
 
+import re
 from collections.abc import Collection
 
-from qim_streams.errors import Outcome, StoreUnavailable
-from qim_streams.redis_tier import RedisClient, translated
+from qim_streams.errors import Outcome, StoreError, StoreUnavailable
+from qim_streams.redis_tier import RedisClient, exchange, translated
 
 SHOWN_MAX = 8
+_RUN = re.compile(rb"^run_id:(\w+)", re.MULTILINE)
 
 
 class RedisWholeness:
@@ -47,12 +49,19 @@ class RedisWholeness:
         wanted = sorted(set(partitions))
         if not wanted:
             return set(), ""
+        gets = [("GET", f"{{ob:{partition}}}:whole") for partition in wanted]
         async with translated("hot tier"):
-            pipe = self._client.pipeline(transaction=False)
-            for partition in wanted:
-                pipe.get(f"{{ob:{partition}}}:whole")
-            pipe.info("server")
-            *marks, server = await pipe.execute()
-        run = str(server["run_id"])
-        doubtful = {one for one, mark in zip(wanted, marks, strict=True) if mark != run.encode()}
-        return doubtful, run
+            *marks, server = await exchange(self._client, [*gets, ("INFO", "server")])
+            for answer in (*marks, server):
+                if isinstance(answer, BaseException):
+                    raise answer
+        run = _run_of(server)
+        return {one for one, mark in zip(wanted, marks, strict=True) if mark != run}, run.decode()
+
+
+def _run_of(server: bytes) -> bytes:
+    """The run in an answer to INFO; StoreError when there is none."""
+    found = _RUN.search(server)
+    if found is None:
+        raise StoreError("hot tier: the server does not say which run it is")
+    return found[1]

@@ -207,7 +207,7 @@ class UserActions:
                 done, order = await self._states.replace(user, [change])
                 if not done[0]:
                     continue
-            (row,) = await lists.rows.rows(user, [found._replace(state=after)])
+            row = await lists.rows.row(user, found._replace(state=after))
             changed = Changed(row, watermark, order, after.read_seq > before.read_seq)
             if changed.effective:
                 self._tell(actor, changed)

@@ -22,6 +22,7 @@ TAILS_MAX: Final = 50_000
 BYTES_MAX: Final = 32 * 1024 * 1024  # of previews and what surrounds them, in one process
 MESSAGE_BYTES: Final = 400  # of memory, beside the preview
 LENGTH_MAX: Final = 256  # of a tail
+_new = tuple.__new__
 AT_HAND: Final = 8  # messages that a read of a head brings (`redis_heads.RECORDS_MAX`)
 
 
@@ -39,12 +40,17 @@ class KnownTails:
     def __init__(self) -> None:
         self._kept: LruMap[tuple[str, str], Tail] = LruMap(TAILS_MAX, BYTES_MAX)
 
+    def get(self, tenant_id: str, conversation_id: str) -> Tail | None:
+        """What is known of a conversation."""
+        return self._kept.get((tenant_id, conversation_id))
+
     def query(self, tenant_id: str, one: HeadQuery) -> tuple[HeadQuery, Tail | None]:
         """The query with what is known, if it is enough for it; and that tail."""
-        tail = self._kept.get((tenant_id, one.conversation_id))
-        if tail is None or len(tail.messages) < min(AT_HAND, tail.seq - one.above_seq, tail.seq):
+        name, above_seq, _, _, skip_to, seen = one
+        tail = self._kept.get((tenant_id, name))
+        if tail is None or len(tail.messages) < min(AT_HAND, tail.seq - above_seq, tail.seq):
             return one, None
-        return one._replace(known_seq=tail.seq, known_id=tail.last_id), tail
+        return _new(HeadQuery, (name, above_seq, tail.seq, tail.last_id, skip_to, seen)), tail
 
     def of_head(self, tenant_id: str, conversation_id: str, head: HeadView, known: Tail | None) -> Tail:
         """The tail that belongs to a head; `known` is the one that it was asked with."""
@@ -61,10 +67,13 @@ class KnownTails:
 
     def longer(
         self, tenant_id: str, conversation_id: str, tail: Tail, more: Sequence[TailMessage | None]
-    ) -> None:
-        """Keep a tail with `more` behind it, which was read after its head."""
-        if None not in more and len(tail.messages) + len(more) <= LENGTH_MAX:
-            self._put(tenant_id, conversation_id, tail._replace(messages=(*tail.messages, *more)))
+    ) -> Tail:
+        """Keep a tail with `more` behind it, which was read after its head; the tail as it is kept now."""
+        if None in more or len(tail.messages) + len(more) > LENGTH_MAX:
+            return tail
+        longer = tail._replace(messages=(*tail.messages, *more))
+        self._put(tenant_id, conversation_id, longer)
+        return longer
 
     def _put(self, tenant_id: str, conversation_id: str, tail: Tail) -> None:
         size = sum([MESSAGE_BYTES + len(one.body) for one in tail.messages if one is not None])

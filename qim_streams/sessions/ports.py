@@ -153,7 +153,8 @@ class HeadQuery(NamedTuple):
     """A conversation, and the number above which its records are wanted.
 
     No records come when the conversation still ends with the number `known_seq` and the message `known_id`:
-    the caller has them. Nothing at all comes when it ends at or below `skip_to`.
+    the caller has them. Nothing at all comes when it ends at or below `skip_to`. `seen` is what came before:
+    if the answer is the same, the very object comes again.
     """
 
     conversation_id: str
@@ -161,6 +162,7 @@ class HeadQuery(NamedTuple):
     known_seq: int = -1
     known_id: bytes = b""
     skip_to: int = -1
+    seen: "HeadView | None" = None
 
 
 class HeadView(NamedTuple):
@@ -170,7 +172,7 @@ class HeadView(NamedTuple):
     `records` descend from `allocated_seq`, one for each number (None: not in the hot tier), at least one if
     there is any, at most as many as the store deems cheap. `activity` is the time of the newest message,
     in ms (0: none), `last_id` its id (empty: none). `peer_id` is the other member of a direct chat.
-    `unchanged`: it ends as the query said, so `records` are left out.
+    `unchanged`: it ends as the query said, so `records` are left out. `raw` is the store's own.
 
     Whatever changes a message of a conversation (an edit, a recall) gets a number there, in the same step:
     two views with the same `allocated_seq` and `last_id` have the same messages at and below it.
@@ -189,6 +191,7 @@ class HeadView(NamedTuple):
     records: list[bytes | None]
     last_id: bytes = b""
     unchanged: bool = False
+    raw: object = None
 
 
 class ConversationHeads(Protocol):

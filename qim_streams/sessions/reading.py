@@ -31,7 +31,7 @@ from qim_streams.sessions.ports import (
 )
 from qim_streams.sessions.restoring import RestoredStates, state_of
 from qim_streams.sessions.rows import ListRow, Rows
-from qim_streams.sessions.rules import ListPlace, decode_place, is_hidden
+from qim_streams.sessions.rules import ListPlace, decode_place
 from qim_streams.sessions.state import UserConversationState
 
 CHUNK: Final = 100  # candidates of one read
@@ -84,7 +84,7 @@ class SessionLists:
             position, page = await self._begin(user, shard, place, min(CHUNK, query.limit))
             rows: list[ListRow] = []
             if query.pinned_first and place is None:
-                rows = [row for row in await self._listed(user, page.pinned) if _wanted(row, query.only)]
+                rows = [row for row in await self.rows.listed(user, page.pinned) if _wanted(row, query.only)]
             on_top = {row.view.conversation_id for row in rows}
             size, wanted = min(CHUNK, query.limit), query.limit + len(rows)
             for _ in range(CHUNKS_MAX):
@@ -92,7 +92,7 @@ class SessionLists:
                 if chunk:
                     place = ListPlace(chunk[-1].activity, chunk[-1].conversation_id)
                 rest = [one for one in chunk if one.conversation_id not in on_top]
-                listed = await self._listed(user, rest, hidden=query.only == EVERY)
+                listed = await self.rows.listed(user, rest, hidden=query.only == EVERY)
                 rows += [row for row in listed if _wanted(row, query.only)]
                 if not more or len(rows) >= wanted:
                     break
@@ -148,15 +148,6 @@ class SessionLists:
             else one._replace(activity=max(one.activity, head[0].activity))
             for one, head in zip(newest, heads, strict=True)
         ]  # fmt: skip
-
-    async def _listed(
-        self, user: SessionUser, candidates: Sequence[Candidate], *, hidden: bool = False
-    ) -> list[ListRow]:
-        """Rows of those that exist and were ever for the user; of `hidden` ones only when asked for."""
-        found = await self.rows.found(user, candidates)
-        if not hidden:
-            found = [one for one in found if not is_hidden(one.state, one.head.committed_seq)]
-        return await self.rows.rows(user, found)
 
 
 def _is_after(one: Candidate, place: ListPlace | None) -> bool:

@@ -1,8 +1,7 @@
 """Heads of conversations in bulk, on Redis (key table: `commit.keys`). Nothing is written.
 
 Invariants: a conversation's head, member row and records are of one moment; one script call looks at
-`CONVERSATIONS_PER_CALL` conversations of one Outbox partition at most, so nobody else waits long. What is
-remembered is how an answer was read, never an answer: the same bytes give the same view, the very object.
+`CONVERSATIONS_PER_CALL` conversations of one Outbox partition at most, so nobody else waits long.
 
 Spec: §9.
 """
@@ -17,7 +16,6 @@ from qim_streams.commit import keys
 from qim_streams.commit.calls import PartitionCalls
 from qim_streams.errors import RecordError, StoreError
 from qim_streams.hlc import millis_of
-from qim_streams.lru import LruMap
 from qim_streams.membership.rows import decode_member
 from qim_streams.redis_tier import RedisClient, Script
 from qim_streams.script_pipe import ScriptPipe
@@ -26,7 +24,6 @@ from qim_streams.sessions.ports import HeadQuery, HeadView
 CONVERSATIONS_PER_CALL: Final = 32  # about a quarter of a millisecond of the server
 RECORDS_MAX: Final = 8  # of one conversation: more unread are read one conversation at a time
 BYTES_MAX: Final = 256 * 1024  # of records in one call; beyond, one record of each conversation
-VIEWS_KEPT: Final = 20_000  # about a kilobyte each
 _FIELDS: Final = 11  # of an answer, before the records
 _pack = msgpack.Packer(use_bin_type=False, autoreset=True).pack  # cmsgpack knows no bin
 
@@ -38,7 +35,6 @@ class RedisConversationHeads:
         self._partition_of = partition_of
         self._calls = PartitionCalls(ScriptPipe(client))
         self._heads = Script.load("qim_streams.sessions", "heads.lua")
-        self._views: LruMap[tuple[str, str, str], tuple[list[Any], HeadView]] = LruMap(VIEWS_KEPT, VIEWS_KEPT)
 
     async def heads(self, tenant_id: str, user_id: str, wanted: Sequence[HeadQuery]) -> list[HeadView | None]:
         """See the port. StoreError also for a member row that cannot be read."""
@@ -70,22 +66,15 @@ class RedisConversationHeads:
             for index, answer in zip(indexes, answered, strict=True):
                 if answer:
                     user_id, one = wanted[index]
-                    found[index] = self._view((tenant_id, user_id, one[0]), answer)
+                    seen = one.seen
+                    again = seen is not None and seen.raw == answer
+                    found[index] = seen if again else _view(user_id, answer)
         return found
-
-    def _view(self, key: tuple[str, str, str], answer: list[Any]) -> HeadView:
-        known = self._views.get(key)
-        if known is not None and known[0] == answer:
-            return known[1]
-        view = _view(key[1], answer)
-        if len(answer) == _FIELDS:  # with records it is not going to come again
-            self._views.put(key, (answer, view))
-        return view
 
 
 def _arguments(tenant_id: str, wanted: Sequence[tuple[str, HeadQuery]]) -> tuple[int | bytes, ...]:
     flat: list[str | int | bytes] = []
-    for user_id, (name, above, known_seq, known_id, skip_to) in wanted:
+    for user_id, (name, above, known_seq, known_id, skip_to, _) in wanted:
         flat += (keys.conversation(tenant_id, name), user_id, above, known_seq, known_id, skip_to)
     return RECORDS_MAX, BYTES_MAX, _pack(flat)
 
@@ -113,4 +102,5 @@ def _view(user_id: str, answer: list[Any]) -> HeadView:
         answer[_FIELDS:],
         last_id or b"",
         known == 1,
+        answer if known == 1 else None,  # with records it is not going to come again
     )

@@ -91,10 +91,8 @@ class RedisProjection:
         if not shards:
             return []
         async with translated("projection"):
-            pipe = self._client.pipeline(transaction=False)
-            for shard in shards:
-                pipe.hmget(_at(shard), _FIELDS)
-            return [_checkpoint(row) for row in await pipe.execute()]
+            rows = await exchange(self._client, [("HMGET", _at(shard), *_FIELDS) for shard in shards])
+        return [_checkpoint(row) for row in _read(rows)]
 
     async def begin(self, shard: int, expected: Checkpoint | None, new: Checkpoint) -> Checkpoint:
         """See `ProjectionStore.begin`."""
@@ -200,10 +198,7 @@ class RedisProjection:
                 if isinstance(answer, redis_errors.NoScriptError):
                     key, args = calls[index]
                     answers[index] = await self._client.eval(script.source, 1, key, *args)
-        for answer in answers:
-            if isinstance(answer, BaseException):
-                raise translate(answer, "projection") from answer
-        return answers
+        return _read(answers)
 
 
 def _writes(slot: Slot, rows: Sequence[SessionRow]) -> list[_Call]:
@@ -228,6 +223,14 @@ def _has(of: CoverOf) -> str:
 
 def _built(tenant_id: str, ordinal: int) -> str:
     return slot_key((tenant_id, lane_of_ordinal(ordinal)), "built")
+
+
+def _read(answers: list[Any]) -> list[Any]:
+    """The answers, or the first error among them."""
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise translate(answer, "projection") from answer
+    return answers
 
 
 def _checkpoint(row: Sequence[bytes | None]) -> Checkpoint | None:

@@ -24,12 +24,12 @@ from qim_streams.sessions.ports import (
     UserStateStore,
 )
 from qim_streams.sessions.restoring import state_of
-from qim_streams.sessions.rules import RowView, TailMessage, TailWalk, Unread
+from qim_streams.sessions.rules import RowView, TailMessage, TailWalk, Unread, is_hidden
 from qim_streams.sessions.state import UserConversationState
 from qim_streams.sessions.tails import Tails
 
 ROWS_KEPT: Final = 20_000  # about two kilobytes each, with their bytes on the wire
-_OF_HEAD: Final = HeadView._fields.index("records")
+_new = tuple.__new__
 
 
 @dataclass(slots=True)
@@ -60,9 +60,23 @@ class Found(NamedTuple):
 
 
 class _Made(NamedTuple):
-    of: Found
+    """A row, and all that it was made of. `asked` asks for the head with everything that is known."""
+
+    candidate: Candidate
+    asked: tuple[str, HeadQuery]
+    found: Found
     peer: bytes | None
     row: ListRow
+
+
+class _Asked(NamedTuple):
+    """A candidate, how its head is asked for, and what is known of it."""
+
+    candidate: Candidate
+    asked: tuple[str, HeadQuery]
+    state: UserConversationState
+    tail: Tail | None
+    made: _Made | None
 
 
 class Rows:
@@ -71,7 +85,7 @@ class Rows:
     def __init__(self, heads: ConversationHeads, tails: Tails, states: UserStateStore) -> None:
         self._heads, self._tails, self._read_seqs = heads, tails, states.read_seqs
         self._known = KnownTails()
-        self._made: LruMap[tuple[str, int, str], _Made] = LruMap(ROWS_KEPT, ROWS_KEPT)
+        self._made: LruMap[tuple[str, int], dict[str, _Made]] = LruMap(ROWS_KEPT, ROWS_KEPT)
 
     # -- heads
 
@@ -91,63 +105,100 @@ class Rows:
             for (one, known), head in zip(asked, heads, strict=True)
         ]
 
-    async def found(self, user: SessionUser, candidates: Sequence[Candidate]) -> list[Found]:
-        """Those of the candidates that exist and were ever for the user."""
-        states = [state_of(user, one.conversation_id, one.state) for one in candidates]
-        wanted = [
-            (user.user_id, HeadQuery(state.conversation_id, max(state.read_seq, state.deleted_to_seq)))
-            for state in states
-        ]
-        heads = await self.heads(user.tenant_id, wanted)
-        return [
-            Found(one.conversation_id, one.activity, state, *head)
-            for one, state, head in zip(candidates, states, heads, strict=True)
-            if head is not None and head[0].member is not None
-        ]
-
     # -- rows
 
-    async def rows(self, user: SessionUser, found: Sequence[Found]) -> list[ListRow]:
-        """The row of each conversation, hidden ones included."""
-        peers = await self._peers(user, found)
-        rows = [self._kept(user, one, peer) for one, peer in zip(found, peers, strict=True)]
-        walks = {
-            index: TailWalk(view_of(one))
-            for index, (one, row) in enumerate(zip(found, rows, strict=True))
-            if row is None
-        }
-        if walks:
-            await self.walk(user.tenant_id, [(found[index], walk) for index, walk in walks.items()])
-        for index, walk in walks.items():
-            one, peer = found[index], peers[index]
-            row = rows[index] = _row(user, one, walk, peer)
-            self._made.put((user.tenant_id, user.ordinal, one.conversation_id), _Made(one, peer, row))
+    async def listed(
+        self, user: SessionUser, candidates: Sequence[Candidate], *, hidden: bool = False
+    ) -> list[ListRow]:
+        """Rows of those that exist and were ever for the user; of `hidden` ones only when asked for."""
+        if not candidates:
+            return []
+        made = self._made.get((user.tenant_id, user.ordinal)) or {}
+        asked = [self._asked(user, one, made.get(one.conversation_id)) for one in candidates]
+        heads = await self._heads.of_users(user.tenant_id, [one.asked for one in asked])
+        work = [
+            (one, self._found(user, one, head))
+            for one, head in zip(asked, heads, strict=True)
+            if head is not None and head.member is not None
+            if hidden or not is_hidden(one.state, head.committed_seq)
+        ]
+        peers = await self._peers(user, [found for _, found in work])
+        rows = [
+            old.row if (old := ask.made) is not None and old.found is found and old.peer == peer else None
+            for (ask, found), peer in zip(work, peers, strict=True)
+        ]
+        if None in rows:
+            await self._make(user, work, peers, rows)
         return [row for row in rows if row is not None]
 
-    def _kept(self, user: SessionUser, one: Found, peer: bytes | None) -> ListRow | None:
-        """The row that was made of the very same things before."""
-        made = self._made.get((user.tenant_id, user.ordinal, one.conversation_id))
-        return made.row if made is not None and made.peer == peer and _same(made.of, one) else None
+    async def row(self, user: SessionUser, found: Found) -> ListRow:
+        """The row of a conversation, hidden or not."""
+        (peer,) = await self._peers(user, [found])
+        walk = TailWalk(view_of(found))
+        await self.walk(user.tenant_id, [(found, walk)])
+        return _row(user, found, walk, peer)
 
-    async def walk(self, tenant_id: str, walks: Sequence[tuple[Found, TailWalk]]) -> None:
-        """Let walks look at all that they want to."""
+    def _asked(self, user: SessionUser, one: Candidate, made: _Made | None) -> _Asked:
+        """How to ask for a candidate's head; `made` is the row that is kept of it."""
+        tail = self._known.get(user.tenant_id, one.conversation_id)
+        if made is not None and made.found.tail is tail and made.candidate == one:
+            return _new(_Asked, (one, made.asked, made.found.state, tail, made))
+        state = state_of(user, one.conversation_id, one.state)
+        query, tail = self._known.query(user.tenant_id, _query(state))
+        return _new(_Asked, (one, (user.user_id, query), state, tail, None))
+
+    def _found(self, user: SessionUser, one: _Asked, head: HeadView) -> Found:
+        """What the row is made of; the very object that it was made of before, if nothing is new."""
+        if one.made is not None and one.made.found.head is head:
+            return one.made.found
+        name, activity, _ = one.candidate
+        tail = self._known.of_head(user.tenant_id, name, head, one.tail)
+        return _new(Found, (name, activity, one.state, head, tail))
+
+    async def _make(
+        self,
+        user: SessionUser,
+        work: Sequence[tuple[_Asked, Found]],
+        peers: Sequence[bytes | None],
+        rows: list[ListRow | None],
+    ) -> None:
+        """Fill in the rows that are not kept, and keep them."""
+        walks = {index: TailWalk(view_of(work[index][1])) for index, row in enumerate(rows) if row is None}
+        tails = await self.walk(user.tenant_id, [(work[index][1], walk) for index, walk in walks.items()])
+        kept = self._made.get((user.tenant_id, user.ordinal)) or {}
+        for (index, walk), tail in zip(walks.items(), tails, strict=True):
+            (ask, found), peer = work[index], peers[index]
+            row = rows[index] = _row(user, found, walk, peer)
+            found = found._replace(tail=tail)
+            query, _ = self._known.query(user.tenant_id, _query(found.state, found.head))
+            made = _Made(ask.candidate, (user.user_id, query), found, peer, row)
+            kept[found.conversation_id] = made
+        self._made.put((user.tenant_id, user.ordinal), kept, len(kept))
+
+    async def walk(self, tenant_id: str, walks: Sequence[tuple[Found, TailWalk]]) -> list[Tail]:
+        """Let walks look at all that they want to; the tail of each as it is known now."""
+        tails = [one.tail for one, _ in walks]
         unfinished = []
-        for one, walk in walks:
+        for index, (one, walk) in enumerate(walks):
             if one.tail.seq == walk.view.top:
                 walk.feed(one.tail.messages)
             if not walk.is_done:
-                unfinished.append(self._finish(tenant_id, one, walk))
+                unfinished.append(index)
         if unfinished:
-            await asyncio.gather(*unfinished)
+            more = await asyncio.gather(*(self._finish(tenant_id, *walks[index]) for index in unfinished))
+            for index, tail in zip(unfinished, more, strict=True):
+                tails[index] = tail
+        return tails
 
-    async def _finish(self, tenant_id: str, one: Found, walk: TailWalk) -> None:
+    async def _finish(self, tenant_id: str, one: Found, walk: TailWalk) -> Tail:
         more: list[TailMessage | None] = []
         while (span := walk.next_span()) is not None:
             messages = await self._tails.read(tenant_id, one.conversation_id, span)
             more += [messages.get(seq) for seq in range(span.high, span.low - 1, -1)]
             walk.take(span, messages)
-        if one.tail.seq == walk.view.top:
-            self._known.longer(tenant_id, one.conversation_id, one.tail, more)
+        if one.tail.seq != walk.view.top:
+            return one.tail
+        return self._known.longer(tenant_id, one.conversation_id, one.tail, more)
 
     async def _peers(self, user: SessionUser, found: Sequence[Found]) -> list[bytes | None]:
         """The stored state of the other member of each direct chat."""
@@ -181,14 +232,8 @@ def view_of(one: Found) -> RowView:
     )
 
 
-def _same(made: Found, now: Found) -> bool:
-    """Whether the same row follows: all but the records, for which number and id of the tail stand."""
-    return (
-        made.activity == now.activity
-        and made.tail[:2] == now.tail[:2]
-        and (made.head is now.head or made.head[:_OF_HEAD] == now.head[:_OF_HEAD])
-        and made.state == now.state
-    )
+def _query(state: UserConversationState, seen: HeadView | None = None) -> HeadQuery:
+    return HeadQuery(state.conversation_id, max(state.read_seq, state.deleted_to_seq), seen=seen)
 
 
 def _row(user: SessionUser, one: Found, walk: TailWalk, peer: bytes | None) -> ListRow:

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from qim_streams.membership.ports import Member
 from qim_streams.membership.rules import opened
+from qim_streams.sessions.badge_ports import BadgeQuery
 from qim_streams.testing.unread_oracle import (
     Facts,
     Marks,
@@ -164,10 +165,23 @@ class UnreadMachine(RuleBasedStateMachine):
                 assert (row.view.state.read_seq, row.view.state.muted) == (marks.read_seq, marks.muted)
                 assert row.view.state.version >= self.versions.get((user, chat), 0)
                 self.versions[user, chat] = row.view.state.version
-            found = self.run(
-                self.world.badges.totals(self.world.user(user), self.world.actor(user).shard)
-            ).totals
-            assert (found.unread, found.muted_unread) == expected_totals(self.facts, user)
+            found = self.run(self.world.badges.totals(self.world.user(user), self.world.actor(user).shard))
+            totals = (found.totals.unread, found.totals.muted_unread)
+            assert totals == expected_totals(self.facts, user)
+
+    @invariant()
+    def badges_agree(self) -> None:
+        """All users in one call: unread without muted conversations, and whether that is all."""
+        asked = [BadgeQuery(self.world.user(user), self.world.actor(user).shard) for user in USERS]
+        for user, badge in zip(USERS, self.run(self.world.badges.badges(asked)), strict=True):
+            unread, muted = expected_totals(self.facts, user)
+            heard = [
+                chat
+                for chat, facts in self.facts.items()
+                if expected_listed(facts, user) and not facts.marks[user].muted
+            ]
+            exact = all(expected_unread(self.facts[chat], user)[1] for chat in heard)
+            assert badge == (unread - muted, exact), user
 
 
 UnreadMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)

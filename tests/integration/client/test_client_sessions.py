@@ -9,6 +9,7 @@ from click.testing import CliRunner, Result
 
 from qim_streams.cli import main
 from qim_streams.client import ClientOptions, QimClient
+from qim_streams.client.badge_book import Badge
 from qim_streams.client.sessions import ListedConversations
 from qim_streams.errors import AdmissionRefused
 from tests.support.gateway_world import TENANT, GatewayWorld, token
@@ -59,6 +60,32 @@ async def test_the_book_follows_both_devices(world: GatewayWorld) -> None:
         with pytest.raises(AdmissionRefused, match="NO_CONVERSATION"):
             await phone.sessions.set_pin("nowhere")
         assert laptop.sessions.book.dropped == 0
+    finally:
+        await phone.close()
+        await laptop.close()
+
+
+async def test_the_badge_follows_reads_messages_and_recalls(world: GatewayWorld) -> None:
+    """Another device reads or mutes: it is told. A message or a recall comes: it is asked for again, once."""
+    lists = world.session_world
+    phone, laptop = await client_of(world, "phone"), await client_of(world, "laptop")
+    try:
+        await world.ready("ann")
+        assert laptop.sessions.badge.value == Badge(10, 0, 0, True)
+        seen: list[int] = []
+        laptop.sessions.badge.on_change = lambda badge: seen.append(badge.unread)
+        await phone.sessions.mark_read("g4", 4)
+        await eventually(lambda: seen[-1:] == [6], what="the badge after a mark")
+        await phone.sessions.set_mute("g3")
+        await eventually(lambda: seen[-1:] == [3], what="the badge after a mute")
+        assert phone.sessions.badge.value == Badge(3, 0, 3, True)
+        lists.say("g0", "ben", 2)
+        await world.deliver("ann")
+        await eventually(lambda: seen[-1:] == [5], what="the badge after messages")
+        lists.recall("g0", 1, "ben")
+        await world.deliver("ann")
+        await eventually(lambda: seen[-1:] == [4], what="the badge after a recall")
+        assert await phone.sessions.badge.refresh() == Badge(4, 0, 3, True)
     finally:
         await phone.close()
         await laptop.close()

@@ -17,6 +17,7 @@ from qim_streams.wire.frames_sessions import (
     ClearConversation,
     DeleteMessages,
     GetReadCount,
+    GetSessionTotals,
     HideConversation,
     MarkRead,
     PullSessionList,
@@ -25,6 +26,7 @@ from qim_streams.wire.frames_sessions import (
     SessionDelta,
     SessionList,
     SessionState,
+    SessionTotals,
     SetMute,
     SetPin,
     Typing,
@@ -329,3 +331,62 @@ async def test_nobody_types_in_a_large_group(world: GatewayWorld, monkeypatch: p
         await ann.send(Typing(1, "team"))
         await ann.call(Ping(2))
         assert lists.signals.told == []
+
+
+@BOTH
+async def test_all_devices_hear_what_is_unread_in_all(world: GatewayWorld, codec: Codec) -> None:
+    """Reading, muting, deleting, recalls: absolute totals with a position; who asks hears the same."""
+    lists, chat = await chat_with_20(world)
+    lists.past.group({"ann": ALWAYS, "ben": ALWAYS}, chat="team")
+    await lists.saw("ann", "team", 6)
+    lists.say("team", "ben", 3)
+    async with (
+        await WireClient.connect(world.url, codec) as phone,
+        await WireClient.connect(world.url, JSON if codec.binary else MSGPACK) as laptop,
+    ):
+        await phone.sign_on("ann", device="phone")
+        auth = await laptop.sign_on("ann", device="laptop")
+        assert (auth.total_unread, auth.muted_unread) == (23, 0)
+        orders = []
+        for number, (frame, wanted) in enumerate(
+            [
+                (MarkRead(0, chat, 15), (8, 0, 8)),
+                (SetMute(0, "team", True), (8, 3, 5)),
+                (DeleteMessages(0, chat, [16, 17]), (6, 3, 3)),
+                (ClearConversation(0, chat), (3, 3, 0)),
+                (SetMute(0, "team", False), (3, 0, 3)),
+            ]
+        ):
+            await phone.call(frame._replace(rid=number))
+            await laptop.expect(SessionDelta)
+            heard = [await device.expect(SessionTotals) for device in (phone, laptop)]
+            assert heard[0] == heard[1]
+            totals = heard[0]
+            assert (totals.total_unread, totals.muted_unread, totals.badge) == wanted
+            assert (totals.rid, totals.complete) == (None, True)
+            orders.append((totals.projection_mailbox_seq, totals.version))
+        assert orders == sorted(set(orders)), "each is above the one before"
+        lists.recall("team", 2, "ben")
+        answer = await laptop.call(GetSessionTotals(77))
+        assert isinstance(answer, SessionTotals)
+        assert (answer.rid, answer.badge, answer.version) == (77, 2, orders[-1][1])
+
+
+async def test_a_storm_of_marks_is_counted_a_few_times(world: GatewayWorld) -> None:
+    """F14: twenty marks of one user; the last totals are right, and there are few of them."""
+    _, chat = await chat_with_20(world)
+    async with (
+        await WireClient.connect(world.url) as phone,
+        await WireClient.connect(world.url) as laptop,
+    ):
+        await phone.sign_on("ann", device="phone")
+        await laptop.sign_on("ann", device="laptop")
+        for seq in range(1, 21):
+            await phone.call(MarkRead(seq, chat, seq))
+        frames = []
+        while not frames or frames[-1].badge:
+            frame = await laptop.receive()
+            if isinstance(frame, SessionTotals):
+                frames.append(frame)
+        assert frames[-1].badge == 0
+        assert len(frames) < 20
