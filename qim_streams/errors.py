@@ -9,6 +9,8 @@
     ├── SyncVerdict             CURSOR_INVALID, CURSOR_EXPIRED, CURSOR_REBASED, SYNC_INCOMPLETE
     ├── StoreError              a store did not do as asked; `outcome` says what is known
     │   ├── StoreUnavailable    it may work later
+    │   │   ├── EntryRefused    a mailbox does not take its entry: nothing moved, tried again
+    │   │   └── EndpointUnavailable  an application's endpoint did not take what it was told: again, later
     │   └── LogAppendError      records were not acknowledged by the log
     │       └── ProducerFatalError  the producer is broken for good
     ├── ClientStopped           a client gave up for good; `outcome` of what it was asked to do
@@ -87,6 +89,17 @@ class StoreUnavailable(StoreError):
     """The store cannot be reached or is loading; the same call may work later."""
 
 
+class EntryRefused(StoreUnavailable):
+    """The store is there and refuses this write of mailbox entries: W did not move, it is tried again."""
+
+
+class EndpointUnavailable(StoreUnavailable):
+    """An application's endpoint did not answer, or not yet: what it was told may have arrived."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what, Outcome.UNKNOWN)
+
+
 class LogAppendError(StoreError):
     """Records handed to the log were not all acknowledged; some may have been appended (`outcome`)."""
 
@@ -131,6 +144,8 @@ POLICY: dict[type[QimError], Policy] = {
     SyncVerdict: Policy.DEAD_LETTER,
     StoreError: Policy.CRASH,
     StoreUnavailable: Policy.RETRY,
+    EntryRefused: Policy.RETRY,
+    EndpointUnavailable: Policy.RETRY,
     LogAppendError: Policy.CRASH,
     ProducerFatalError: Policy.CRASH,
     ClientStopped: Policy.CRASH,

@@ -51,6 +51,7 @@ NAMES = frozenset(
         "gateway.sync_complete_checked",
         "gateway.push_partial",
     }
+        "webhook.delivered",
 )
 
 

@@ -47,6 +47,7 @@ class Settings(BaseSettings):
     brokers: str = _setting("127.0.0.1:9092", "stack", "Kafka bootstrap servers, comma separated")
     redis_url: SecretStr = _setting(SecretStr("redis://127.0.0.1:6379/0"), "stack", "Redis of the hot tier")
     topic_profile: str = _setting(
+    redis_url_file: Path | None = _setting(None, "stack", "file with redis_url, password included")
         "dev", "stack", "column of topics.yaml: dev or production", pattern="^(dev|production)$"
     )
     outbox_partitions: int = _setting(
@@ -249,6 +250,12 @@ class Settings(BaseSettings):
         "qim", "archive", "keyspace of the archive", pattern="^[a-z][a-z0-9_]{0,47}$"
     )
     cassandra_local_dc: str = _setting(
+    # -- webhooks
+    webhooks_file: Path | None = _setting(
+        None, "webhooks", "YAML file of applications' endpoints; unset = no webhooks"
+    )
+    webhook: str = _setting("", "webhooks", "the endpoint of that file that this worker tells")
+
         "", "archive", "data centre whose hosts are asked; empty = that of the first host that answers"
     )
     cassandra_consistency: str = _setting(
@@ -304,7 +311,7 @@ class Settings(BaseSettings):
             raise ValueError("large_group_members: is above group_members_max; lower it")
         if self.cassandra_user and self.cassandra_password_file is None:
             raise ValueError("cassandra_user: needs QIM_CASSANDRA_PASSWORD_FILE; set it, or no user")
-        for name in SECRETS:
+        for name in (*SECRETS, "redis_url"):
             value = getattr(self, name).get_secret_value()
             if value and len(value) < SECRET_BYTES_MIN:
                 raise ValueError(

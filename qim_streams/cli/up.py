@@ -29,6 +29,12 @@ def parse_workers(values: tuple[str, ...]) -> dict[str, int]:
     return counts
 
 
+def _redis_of_environment(settings: Settings) -> str | None:
+    """The Redis that the environment names, itself or by a file; None: an embedded one."""
+    named = os.environ.get("QIM_REDIS_URL") or os.environ.get("QIM_REDIS_URL_FILE")
+    return settings.redis_url.get_secret_value() if named else None
+
+
 @click.command()
 @click.option("--state-dir", type=click.Path(path_type=Path), default=Path(".qim/up"), show_default=True)
 @click.option("--broker", "brokers", help="bootstrap servers of an external Kafka or Redpanda")
@@ -97,7 +103,7 @@ def up(
     settings = load_settings() if archive is None else load_settings(archive=archive)
     servers = ServerOptions(
         brokers=brokers or os.environ.get("QIM_BROKERS"),
-        redis_url=redis_url or os.environ.get("QIM_REDIS_URL"),
+        redis_url=redis_url or _redis_of_environment(settings),
         broker=embedded_broker,  # type: ignore[arg-type] # click.Choice holds it to the literal
         appendfsync=fsync,  # type: ignore[arg-type]
         quick=quick,

@@ -18,11 +18,16 @@ STREAM_ROLES = {
     "mailbox": "agents.mailbox_node",
     "archiver": "agents.history_archiver",
     "qsession": "agents.qsession",
+    "notification": "agents.notification",
+    "webhook": "agents.webhooks",
 }
 SERVER_ROLES = ("writer", "rooms", "gateway", "api")
-START_ORDER = ("writer", "rooms", "fanout", "mailbox", "archiver", "qsession", "gateway", "api")
-SCALABLE = frozenset({"fanout", "mailbox", "qsession"})
-OPTIONAL = frozenset({"rooms", "archiver", "qsession"})  # nothing waits for them; what they make is missing or dearer
+START_ORDER = ("writer", "rooms", "fanout", "mailbox", "archiver", "qsession", "notification", "gateway", "api")
+SCALABLE = frozenset({"fanout", "mailbox", "qsession", "notification"})
+OPTIONAL = frozenset(
+    {"rooms", "archiver", "qsession", "notification"}
+)  # nothing waits for them; what they make is missing or dearer
+WEBHOOK_PREFIX = "webhook-"
 READY_FILE = "ready"
 
 
@@ -54,6 +59,7 @@ class StackOptions:
     """What a caller may choose. `workers` says how many processes a scalable role gets.
 
     `archive`: rocksdb or cassandra; empty: what the environment says. `without`: optional roles to leave out.
+    `webhooks`: names of the endpoints that are told, a process each.
     """
 
     state_dir: Path
@@ -63,6 +69,7 @@ class StackOptions:
     archive: str = ""
     without: frozenset[str] = frozenset()
     metrics: bool = False
+    webhooks: tuple[str, ...] = ()
 
 
 def role_names(options: StackOptions) -> list[tuple[str, str, int]]:
@@ -86,6 +93,7 @@ def role_names(options: StackOptions) -> list[tuple[str, str, int]]:
         if role not in options.without
         for slot in range(options.workers.get(role, 1))
     ]
+    return named + [(f"{WEBHOOK_PREFIX}{name}", "webhook", 0) for name in options.webhooks]
 
 
 def plan_roles(
@@ -98,7 +106,8 @@ def plan_roles(
 ) -> list[RolePlan]:
     """The processes in start order. `ports` has one free port per process name (see `role_names`),
     `metrics_ports` another one, None: the caller's environment decides."""
-    files = {f"QIM_{name.upper()}_FILE" for name in secrets}  # read already: `secrets` has what is in them
+    # Read already: `secrets` and `addresses` have what is in them.
+    files = {f"QIM_{name.upper()}_FILE" for name in (*secrets, "redis_url")}
     passed = {name: value for name, value in environ.items() if name.startswith("QIM_") and name not in files}
     shared = passed | {f"QIM_{name.upper()}": value for name, value in secrets.items()}
     shared |= {
@@ -107,6 +116,8 @@ def plan_roles(
         "QIM_NODE_ID": options.node_id,
         "QIM_ARCHIVE_ROCKSDB_DIR": environ.get("QIM_ARCHIVE_ROCKSDB_DIR", str(options.state_dir / "archive")),
     }
+    if passed.get("QIM_WEBHOOKS_FILE"):
+        shared["QIM_WEBHOOKS_FILE"] = str(Path(passed["QIM_WEBHOOKS_FILE"]).resolve())
     if options.archive:
         shared["QIM_ARCHIVE"] = options.archive
     if addresses.cassandra_port:
@@ -118,6 +129,8 @@ def plan_roles(
     for name, role, slot in role_names(options):
         state_dir = options.state_dir / "roles" / name
         env = shared | {"QIM_STATE_DIR": str(state_dir), "QIM_WORKER_SLOT": str(slot)}
+        if role == "webhook":
+            env["QIM_WEBHOOK"] = name.removeprefix(WEBHOOK_PREFIX)
         port = (metrics_ports or {}).get(name, 0)
         if port:
             env["QIM_METRICS_PORT"] = str(port)

@@ -28,6 +28,7 @@ from qim_streams.exposition import write_targets
 from qim_streams.settings import Settings, load_settings
 from qim_streams.stack import plan, secrets
 from qim_streams.streaming import topics
+from qim_streams.webhooks.endpoints import load_webhooks
 
 CLIENT_FILE = "client.json"
 DEMO_TENANT = "demo"
@@ -99,11 +100,20 @@ def run_stack(options: RunOptions, then: Then | None = None, *, stay: bool = Fal
 
 
 def _without_unwanted(options: plan.StackOptions) -> plan.StackOptions:
-    """The plan without a qsession that would find its work done by the mailbox workers."""
-    if load_settings().session_projection == "qsession":
-        return options
-    workers = {role: count for role, count in options.workers.items() if role != "qsession"}
-    return replace(options, workers=workers, without=options.without | {"qsession"})
+    """The plan as settings say: without roles that would find nothing to do, with a process per webhook."""
+    settings, unwanted = load_settings(), set[str]()
+    if settings.session_projection != "qsession":
+        unwanted.add("qsession")
+    if not settings.push_providers():
+        unwanted.add("notification")
+    workers = {role: count for role, count in options.workers.items() if role not in unwanted}
+    endpoints = load_webhooks(settings.webhooks_file).endpoints
+    return replace(
+        options,
+        workers=workers,
+        without=options.without | unwanted,
+        webhooks=tuple(endpoint.name for endpoint in endpoints),
+    )
 
 
 async def _run(stack: EmbeddedStack, options: RunOptions, then: Then | None, stay: bool) -> int:
@@ -214,7 +224,8 @@ def _choose_ports(names: list[str], metrics: bool) -> tuple[dict[str, int], dict
 def _stack_settings(
     addresses: plan.Addresses, drawn: Mapping[str, str], options: plan.StackOptions
 ) -> Settings:
-    given: dict[str, object] = {f"{name}_file": None for name in drawn}  # `drawn` has what is in them
+    # Read already: `drawn` and `addresses` have what is in them.
+    given: dict[str, object] = {f"{name}_file": None for name in (*drawn, "redis_url")}
     given |= drawn
     if options.archive:
         given["archive"] = options.archive

@@ -133,6 +133,10 @@ class StreamConsumerThread(driver.AIOKafkaConsumerThread):
         """The next offset to be written, per partition; TimeoutError after `timeout_s`."""
         return cast("dict[TP, int]", await self.call_thread(self.do_log_ends, tuple(partitions), timeout_s))
 
+    async def group_offset(self, tp: TP, timeout_s: float) -> int | None:
+        """What the group has committed of `tp`, None for nothing; TimeoutError or KafkaError."""
+        return cast("int | None", await self.call_thread(self.do_group_offset, tp, timeout_s))
+
     def fetch_position(self, tp: TP) -> int | None:
         """The next offset that aiokafka will ask for; None when unknown. Read from any thread."""
         assignment = self._ensure_consumer()._subscription.subscription.assignment
@@ -201,6 +205,11 @@ class StreamConsumerThread(driver.AIOKafkaConsumerThread):
         asked = [TopicPartition(*tp) for tp in partitions]
         ends = await asyncio.wait_for(consumer.end_offsets(asked), timeout_s)
         return {TP(*tp): offset for tp, offset in ends.items()}
+
+    async def do_group_offset(self, tp: TP, timeout_s: float) -> int | None:
+        """The body of `group_offset`."""
+        consumer = self._ensure_consumer()
+        return cast("int | None", await asyncio.wait_for(consumer.committed(TopicPartition(*tp)), timeout_s))
 
     async def do_pause(self, partitions: tuple[TP, ...], assignment: int) -> None:
         """The body of `pause_fetching`."""

@@ -30,6 +30,19 @@ def test_each_secret_may_come_from_a_file(
     assert SECRET not in repr(settings)
 
 
+def test_the_url_of_redis_may_come_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "redis_url"
+    path.write_text("redis://qim:pw@redis:6379/0\n")
+    monkeypatch.delenv("QIM_REDIS_URL", raising=False)
+    monkeypatch.setenv("QIM_REDIS_URL_FILE", str(path))
+    assert load_settings().redis_url.get_secret_value() == "redis://qim:pw@redis:6379/0"
+    (plan, *_) = plan_roles(
+        StackOptions(tmp_path), Addresses("b:1", "redis://c"), {}, {}, {"QIM_REDIS_URL_FILE": str(path)}
+    )
+    assert plan.env["QIM_REDIS_URL"] == "redis://c"
+    assert "QIM_REDIS_URL_FILE" not in plan.env
+
+
 def test_a_value_beside_a_file_is_refused(secret_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QIM_JWT_SECRET", "e" * 40)
     monkeypatch.setenv("QIM_JWT_SECRET_FILE", str(secret_file))

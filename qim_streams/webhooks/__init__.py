@@ -1,0 +1,1 @@
+"""Webhooks: what was committed, told to an application's endpoint in order. See `delivery`."""
