@@ -16,6 +16,11 @@ from qim_streams.errors import QimError
 _COMMANDS = {
     "up": ("qim_streams.cli.up", "up", "start the embedded servers and every role"),
     "down": ("qim_streams.cli.up", "down", "stop a running stack"),
+    "restart": (
+        "qim_streams.cli.restart",
+        "restart",
+        "restart roles of a running stack, one by one",
+    ),
     "status": ("qim_streams.cli.up", "status", "roles of a running stack"),
     "demo": ("qim_streams.cli.demo", "demo", "play real conversations through a stack and check them"),
     "bench": ("qim_streams.cli.bench", "bench", "load a stack and judge what it delivers"),

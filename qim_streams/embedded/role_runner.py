@@ -56,6 +56,7 @@ class RoleRunner:
         self._budget = RestartBudget(context.policy)
         self._child: ChildProcess | None = None
         self._missing: str | None = "nothing was asked yet"
+        self._restarting = False  # somebody asked: no death, and nothing of the budget
 
     async def run(self) -> None:
         """Keep the role running until `stop`; RoleFailedError when that is hopeless."""
@@ -63,6 +64,10 @@ class RoleRunner:
             reason = await self._run_once()
             if self._stop_asked.is_set():
                 break
+            if self._restarting:
+                self._restarting = False
+                self._enter(RoleState.WAITING)
+                continue
             delay_s = self._budget.next_delay_s(self._context.monotonic_s())
             if delay_s is None:
                 self._enter(RoleState.FAILED)
@@ -80,6 +85,15 @@ class RoleRunner:
         if self._child is not None and self._child.poll() is None:
             self._enter(RoleState.STOPPING)
             await self._child.stop_async(self.spec.stop_grace_s)
+
+    async def restart(self) -> None:
+        """End the process as `stop` does; `run` starts it again at once. No effect while none runs."""
+        child = self._child
+        if child is None or child.poll() is not None or self._stop_asked.is_set() or self._restarting:
+            return
+        self._restarting = True
+        self._enter(RoleState.STOPPING)
+        await child.stop_async(self.spec.stop_grace_s)
 
     def kill_nowait(self) -> None:
         """End the process without any grace; `run` notices."""

@@ -36,6 +36,7 @@ from qim_streams.embedded.kafka import FORMATTED_NAME, KAFKA_JARS, EmbeddedKafka
 from qim_streams.embedded.locking import DirectoryLock, lock_holder
 from qim_streams.embedded.maven import Progress, cache_root, is_cached, print_progress
 from qim_streams.embedded.redis_server import AppendFsync, EmbeddedRedis
+from qim_streams.embedded.restarts import FOLDER
 from qim_streams.embedded.roles import RoleSpec
 from qim_streams.embedded.server import LocalServer
 from qim_streams.embedded.status import LOCK_NAME, STATUS_NAME
@@ -49,7 +50,7 @@ FORMAT = 1
 SERVER_ORDER = 0  # before every worker
 _OWN_ENTRIES = frozenset(
     {LOCK_NAME, STATUS_NAME, STACK_NAME, MARKER_NAME, "secrets.json"}
-    | {"redis", "kafka", "tansu", "cassandra", "log", "roles", "archive"}
+    | {FOLDER, "redis", "kafka", "tansu", "cassandra", "log", "roles", "archive"}
 )
 _FOLLOWS_LOG = ("redis", "roles", "archive", "cassandra")
 

@@ -12,6 +12,7 @@ Invariants:
 * A role that used up its restart budget stops the whole stack: exit code 1, with the end of its log.
 * No child outlives this process, however it ends (see `process`): `run` must be on the main thread.
 * The first signal stops cleanly, a second one kills at once.
+* A restart that somebody asks for (`restarts`) ends a role as a stop does, and costs nothing of its budget.
 
 What it does not do: lock the state directory (`stack.EmbeddedStack` does) or know what a role is for.
 """
@@ -26,6 +27,7 @@ from collections.abc import Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from qim_streams.embedded import restarts
 from qim_streams.embedded.ports import require_free
 from qim_streams.embedded.role_log import LOG_BYTES_MAX
 from qim_streams.embedded.role_runner import RoleFailedError, RoleRunner, RunnerContext
@@ -34,6 +36,7 @@ from qim_streams.embedded.status import RoleStatus, write_status
 from qim_streams.embedded.view import View, choose_view
 
 TICK_S = 1.0
+ASKED_EVERY_S = 0.2
 EXIT_STOPPED = 0
 EXIT_FAILED = 1
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -68,6 +71,7 @@ class Supervisor:
             lower = [runner for earlier in self._groups for runner in earlier]
             self._groups.append([RoleRunner(spec, context, lower) for spec in group])
         self._tasks: dict[RoleRunner, asyncio.Task[None]] = {}
+        self._restarting: set[asyncio.Task[None]] = set()
 
     @property
     def statuses(self) -> list[RoleStatus]:
@@ -97,14 +101,14 @@ class Supervisor:
             for name, port in runner.spec.ports.items():
                 require_free(port, f"{runner.spec.name} {name}")
         self._view.open(self.statuses)
-        tick = asyncio.create_task(self._tick())
+        restarts.take(self._state_dir, ())
+        background = [asyncio.create_task(self._tick()), asyncio.create_task(self._obey())]
         try:
             with self._signals():
                 await self._serve()
                 await self._stop_all()
         finally:
-            tick.cancel()
-            for task in self._tasks.values():
+            for task in (*background, *self._restarting, *self._tasks.values()):
                 task.cancel()
             self._enter("failed" if self._failure else "stopped")
             if self._failure:
@@ -144,6 +148,22 @@ class Supervisor:
                 if isinstance(result, Exception):
                     self._fail(str(result))
             await asyncio.gather(*(self._tasks[runner] for runner in group), return_exceptions=True)
+
+    async def _obey(self) -> None:
+        """Restart what is asked for (`restarts`), each as soon as it is asked."""
+        by_name = {runner.spec.name: runner for runner in self._runners()}
+        while True:
+            await asyncio.sleep(ASKED_EVERY_S)
+            for name in restarts.take(self._state_dir, by_name):
+                if not self._halt.is_set():
+                    task = asyncio.create_task(by_name[name].restart(), name=f"restart {name}")
+                    self._restarting.add(task)
+                    task.add_done_callback(self._restarted)
+
+    def _restarted(self, task: "asyncio.Task[None]") -> None:
+        self._restarting.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._fail(f"{task.get_name()} failed: {task.exception()!r}")
 
     async def _tick(self) -> None:
         while True:

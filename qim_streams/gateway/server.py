@@ -14,7 +14,7 @@ Spec: §6, §7; reliability P16, P17.
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from aiohttp import WSCloseCode, WSMsgType, web
@@ -28,7 +28,9 @@ from qim_streams.wire.codec import Codec
 
 log = logging.getLogger(__name__)
 
+PATH: Final = "/ws"
 CLOSE_TIMEOUT_S: Final = 2.0
+GOODBYE_MIN_MS: Final = 500
 GOODBYE_SPREAD_MS: Final = 3_000  # clients come back within this time, by chance
 DRAIN_ANSWERS_S: Final = 3.0
 DRAIN_STEP_S: Final = 0.02
@@ -123,7 +125,7 @@ class GatewayServer:
     async def start(self) -> None:
         """Listen; `port` is set afterwards. OSError when the address is taken."""
         app = web.Application()
-        app.router.add_get("/ws", self._connect)
+        app.router.add_get(PATH, self._connect)
         app.router.add_get("/healthz", self._health)
         app.router.add_get("/readyz", self._readiness)
         self._runner = web.AppRunner(
@@ -135,12 +137,20 @@ class GatewayServer:
         await site.start()
         self.port = self._runner.addresses[0][1]
 
-    async def drain(self) -> None:
-        """Say GOODBYE, let answers that are owed go out, close every socket. Nobody is let in any more."""
+    def refuse_new(self) -> None:
+        """Nobody is let in any more; not ready."""
         self._all.draining = True
+
+    async def drain(self, endpoints: Sequence[str] = ()) -> None:
+        """Say GOODBYE, let answers that are owed go out, close every socket. Nobody is let in any more.
+
+        `endpoints`: other gateways; clients are spread over them, and over the time in which they come back.
+        """
+        self.refuse_new()
         for socket in self.sockets:
-            delay = int(500 + self._all.random() * GOODBYE_SPREAD_MS)
-            socket.session.say_goodbye(delay)
+            delay = int(GOODBYE_MIN_MS + self._all.random() * GOODBYE_SPREAD_MS)
+            where = endpoints[int(self._all.random() * len(endpoints))] if endpoints else None
+            socket.session.say_goodbye(delay, where)
         for _ in range(round(DRAIN_ANSWERS_S / DRAIN_STEP_S)):
             if not any(socket.session.connection.requests for socket in self.sockets):
                 break

@@ -134,10 +134,10 @@ class ClientSession:
         """Send an ERROR of the table without a request; closes if its row says so."""
         self.refuse(error(name, detail))
 
-    def say_goodbye(self, retry_after_ms: int) -> None:
-        """GOODBYE: the gateway is about to close this connection on purpose."""
+    def say_goodbye(self, retry_after_ms: int, endpoint: str | None = None) -> None:
+        """GOODBYE: the gateway is about to close this connection on purpose; `endpoint`: where to go."""
         if self.is_open:
-            self.send(Goodbye("shutting_down", retry_after_ms))
+            self.send(Goodbye("shutting_down", retry_after_ms, endpoint))
 
     def announce(self, *, anew: bool = False) -> None:
         """Say that this device can be pushed to; without a leased ConnectionShard, later."""

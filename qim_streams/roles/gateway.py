@@ -29,7 +29,7 @@ from qim_streams.archive.opening import open_archive_reader
 from qim_streams.commit.calls import PartitionCalls
 from qim_streams.commit.redis_store import RedisConversationStore
 from qim_streams.commit.rpc_client import WriterLinks
-from qim_streams.errors import ConfigError
+from qim_streams.errors import ConfigError, StoreError
 from qim_streams.gateway.kafka_push import PushReader
 from qim_streams.gateway.logins import Logins
 from qim_streams.gateway.metrics import GatewayCounters
@@ -38,7 +38,7 @@ from qim_streams.gateway.push import Deliveries
 from qim_streams.gateway.redis_devices import RedisDeviceSessions, RedisShardEpochs
 from qim_streams.gateway.redis_signals import RedisSignals
 from qim_streams.gateway.registry import Registry
-from qim_streams.gateway.server import GatewayServer
+from qim_streams.gateway.server import PATH, GatewayServer
 from qim_streams.gateway.services import PULLS_AT_ONCE_MAX, Services
 from qim_streams.gateway.shard import ConnectionShard
 from qim_streams.gateway.sweeper import Sweeper
@@ -77,6 +77,7 @@ log = logging.getLogger(__name__)
 PRESENCE_TOPIC: Final = "qim.presence.v1"
 PUSH_TOPIC: Final = "qim.push.v1"
 TOMBSTONES_S: Final = 3.0
+OTHERS_S: Final = 1.0
 
 
 async def run_gateway(settings: Settings, stop: asyncio.Event, metrics: CollectorRegistry = REGISTRY) -> None:
@@ -141,8 +142,22 @@ class LeaseKeeperSpec:
             on_lost=shard.lost,
         )
         keeper.hold_max = 1
-        keeper.want(f"cs:{number}" for number in range(settings.connection_shards))
+        keeper.want(_resources(settings))
         return keeper
+
+    async def others(self, settings: Settings) -> list[str]:
+        """Where the other gateways are; empty when there are none, or when nobody knows in a second."""
+        try:
+            async with asyncio.timeout(OTHERS_S):
+                holders = await self.store.holders(_resources(settings))
+        except (StoreError, TimeoutError) as error:
+            log.warning("clients are not told where other gateways are: %s", error)
+            return []
+        return sorted({one.address for one in holders if one is not None and one.node != self.name})
+
+
+def _resources(settings: Settings) -> list[str]:
+    return [f"cs:{number}" for number in range(settings.connection_shards)]
 
 
 def compose(
@@ -231,7 +246,8 @@ async def serve(
             f"({error.strerror}); set QIM_GATEWAY_PORT, or 0 for any free one"
         ) from error
     log.info("gateway listening on %s:%d", settings.gateway_host, server.port)
-    keeper = leases.keeper(settings, shard, f"{settings.gateway_host}:{server.port}")
+    address = settings.gateway_public_url or f"ws://{settings.gateway_host}:{server.port}{PATH}"
+    keeper = leases.keeper(settings, shard, address)
     sweeper = Sweeper(services, server)
     signals.on_again = sweeper.look_again
     tasks = (services.presence, shard, keeper, signals, sweeper, unpushed, services.rooms)
@@ -241,7 +257,8 @@ async def serve(
         if not stop.is_set():
             die("a task of the gateway ended", failed.exception() if failed.done() else None)
         log.info("draining %d connections", len(server.sockets))
-        await server.drain()
+        server.refuse_new()
+        await server.drain(await leases.others(settings))
         if not await services.presence.flushed(TOMBSTONES_S):
             log.warning("not all tombstones were written; the end of the lease says the same")
         await reader.stop()

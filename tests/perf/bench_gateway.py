@@ -107,6 +107,7 @@ class World:
             histories=NOTHING,
             sessions=NOTHING,
             devices=NOTHING,
+            logins=NOTHING,
             writers=Prompt(),
             presence=NOTHING,
             registry=Registry(),

@@ -193,4 +193,6 @@ class Device:
     ) -> None:
         said.outcome = outcome
         self._traffic.counts[outcome] += 1
+        if outcome == "fail":
+            self._traffic.counts[f"fail {error}"] += 1
         self._traffic.history.complete(call, self.name, op, outcome, value, error)

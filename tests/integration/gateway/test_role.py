@@ -217,6 +217,35 @@ async def test_two_gateways_take_two_connection_shards(servers: Servers) -> None
         assert at_first.connection_shard != at_second.connection_shard
 
 
+async def test_a_gateway_that_stops_sends_its_clients_to_the_others(servers: Servers) -> None:
+    """T-D2: where to go and when, before the socket closes; the last gateway names no other."""
+    one, two = servers.settings(), servers.settings(gateway_public_url="wss://chat.example/ws")
+    first_stop, second_stop = asyncio.Event(), asyncio.Event()
+    async with (
+        gateway(two, second_stop) as second,
+        gateway(one, first_stop) as first,
+        await WireClient.connect(first) as ann,
+        await WireClient.connect(second) as ben,
+    ):
+        await ann.sign_on(f"u{servers.rng.randrange(10**9)}")
+        await ben.sign_on(f"u{servers.rng.randrange(10**9)}")
+        first_stop.set()
+        told = await ann.expect(Goodbye, 20)
+        assert (told.reason, told.preferred_endpoint) == ("shutting_down", "wss://chat.example/ws")
+        assert 500 <= told.retry_after_ms <= 3_500
+        assert await ann.closed() == 1001
+
+        async def alone() -> bool:
+            redis = connect(two)
+            held = await RedisLeaseStore(redis).holders([f"cs:{n}" for n in range(two.connection_shards)])
+            await redis.aclose()
+            return sum(one is not None for one in held) == 1
+
+        await eventually(alone, 20)
+        second_stop.set()
+        assert (await ben.expect(Goodbye, 20)).preferred_endpoint is None
+
+
 async def test_a_session_moves_between_gateways(servers: Servers) -> None:
     """A17, C14: the newer session elsewhere wins; the old gateway ends its own and leaves presence alone."""
     user = f"u{servers.rng.randrange(10**9)}"

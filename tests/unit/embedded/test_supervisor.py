@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -10,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from qim_streams.embedded.errors import PortInUseError
+from qim_streams.embedded import restarts
+from qim_streams.embedded.errors import EmbeddedError, PortInUseError
+from qim_streams.embedded.locking import DirectoryLock
 from qim_streams.embedded.ports import free_ports
 from qim_streams.embedded.roles import RestartPolicy, RoleSpec, RoleState
-from qim_streams.embedded.status import RoleStatus, read_status
+from qim_streams.embedded.status import LOCK_NAME, RoleStatus, read_status
 from qim_streams.embedded.supervisor import EXIT_FAILED, EXIT_STOPPED, Supervisor
 from qim_streams.errors import ConfigError
 from tests.support.waiting import eventually
@@ -240,3 +243,63 @@ async def test_stop_before_anything_is_ready(tmp_path: Path) -> None:
         assert await task == EXIT_STOPPED
         assert [status.state for status in supervisor.statuses] == [RoleState.STOPPED] * 2
         assert not await supervisor.wait_running()
+
+
+# -- restarts that somebody asks for
+
+
+async def test_a_restart_ends_the_role_cleanly_and_costs_no_budget(tmp_path: Path) -> None:
+    """More often than the budget allows deaths; the others go on; each time it is awaited ready again."""
+    view, seen = Recorder(), list[int]()
+    roles = [RoleSpec("other", SLEEP), RoleSpec("worker", SLEEP, exited=seen.append)]
+    async with running(roles, tmp_path, view) as (supervisor, _):
+        assert await supervisor.wait_running()
+        other, worker = supervisor.statuses
+        kept = other.pid
+        for _ in range(FAST.restarts_max + 2):
+            before = worker.pid
+            restarts.ask(tmp_path, "worker")
+            restarts.ask(tmp_path, "nobody")
+            await eventually(lambda before=before: worker.pid not in (None, before))
+            await eventually(lambda: worker.state is RoleState.READY)
+            assert not exists(before)
+        assert (worker.restarts, other.restarts, other.pid) == (0, 0, kept)
+        assert seen == [-signal.SIGTERM] * (FAST.restarts_max + 2)
+    assert ("worker", RoleState.BACKOFF) not in view.changes
+
+
+async def test_requests_of_an_earlier_supervisor_are_dropped(tmp_path: Path) -> None:
+    restarts.ask(tmp_path, "worker")
+    async with running([RoleSpec("worker", SLEEP)], tmp_path) as (supervisor, _):
+        assert await supervisor.wait_running()
+        assert restarts.take(tmp_path, ("worker",)) == []
+
+
+def test_a_request_names_a_role(tmp_path: Path) -> None:
+    for name in ("", "../x", "A b"):
+        with pytest.raises(EmbeddedError):
+            restarts.ask(tmp_path, name)
+
+
+async def test_the_command_restarts_one_role_after_the_other(tmp_path: Path) -> None:
+    """`qim restart all` leaves the servers alone; what cannot be is one line."""
+    roles = [RoleSpec("redis", SLEEP, order=0), RoleSpec("writer", SLEEP), RoleSpec("gateway", SLEEP)]
+
+    async def qim(*words: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "qim_streams.cli", "restart", *words, "--state-dir", str(tmp_path)]
+        return await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+
+    with DirectoryLock(tmp_path / LOCK_NAME):
+        async with running(roles, tmp_path) as (supervisor, _):
+            assert await supervisor.wait_running()
+            before = {status.name: status.pid for status in supervisor.statuses}
+            done = await qim("all")
+            assert done.returncode == 0, done.stderr
+            assert [line.partition(":")[0] for line in done.stdout.splitlines()] == ["writer", "gateway"]
+            after = {status.name: status.pid for status in supervisor.statuses}
+            assert after["redis"] == before["redis"]
+            assert not {after["writer"], after["gateway"]} & set(before.values())
+            wrong = await qim("nobody")
+            assert (wrong.returncode, wrong.stdout) == (1, "")
+            assert "no role nobody" in wrong.stderr
+    assert "no stack runs" in (await qim("all")).stderr
