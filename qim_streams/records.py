@@ -30,6 +30,7 @@ SENDER_FLAGS = FLAG_AFFECTS_ORDER
 OPERATION_FLAGS = 0  # an edit or recall is neither unread nor news
 
 OUTBOX_RELAYED = 1  # appended again by the relay: the first copy may exist
+OUTBOX_BARRIER = 2  # no message: from here on older epochs do not count (`ownership.log_fence`)
 
 _HEAD = struct.Struct(">BQQ")  # version, conversation_seq, membership_version: written by the commit script
 _U32 = struct.Struct("<I")

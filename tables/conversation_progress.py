@@ -23,7 +23,7 @@ def declare(app: StreamApp, outbox_partitions: int) -> AckedTable:
 def row(key: bytes, value: bytes) -> dict[str, Any]:
     """W of an Outbox partition."""
     page = decode_outbox_page(value)
-    return {"dispatched_through": page.dispatched_through, "at_ms": page.at_ms}
+    return {"dispatched_through": page.dispatched_through, "at_ms": page.at_ms, "fence": page.fence}
 
 
 VIEW = TableView(NAME, "the Outbox offset up to which everything is dispatched", row)

@@ -196,6 +196,16 @@ class CassandraArchive:
         (rows,) = await self._session.read([prepared.get_watermark.bind((partition,))])
         return int(rows[0][0]) if rows else -1
 
+    async def fence(self, partition: int) -> int:
+        """The epoch of the last barrier that was passed, 0 for none."""
+        return max(0, await self.watermark(schema.fence_row(partition)))
+
+    async def raise_fence(self, partition: int, epoch: int) -> None:
+        """On a quorum; the highest stands. See the port."""
+        prepared = await self._statements()
+        row = (schema.fence_row(partition), epoch, schema.watermark_stamp(epoch))
+        await self._settle([prepared.watermark.bind(row)], asyncio.get_running_loop().time() + self._settle_s)
+
     async def records(self, wanted: Sequence[Address]) -> list[bytes | None]:
         """MessageRecord bytes by (tenant, conversation, seq), None where there is none."""
         if not wanted:

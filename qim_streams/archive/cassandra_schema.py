@@ -6,7 +6,8 @@ Five tables (``docs/archive.md`` has the reasons):
   bucket = conversation_seq // bucket_seqs, so a partition holds at most `bucket_seqs` rows.
 * ``conversation_buckets``: which buckets above 0 a conversation has. A conversation that has not come so
   far needs no row; bucket 0 is always looked into.
-* ``archive_watermarks``: the archive watermark of each Outbox partition.
+* ``archive_watermarks``: the archive watermark of each Outbox partition; under the number -1 - partition the
+  epoch of the last barrier that the archiver has passed (`ownership.log_fence`).
 * ``user_conversation_state``: one row per user and conversation (Spec: §9), partitioned by user; the write
   timestamp is the state's version, so the highest stands.
 * ``archive_layout``: the layout's version and `bucket_seqs`, written once by ``qim archive init``.
@@ -98,6 +99,11 @@ def message_stamp(revision: int, offset: int) -> int:
 def revision_of_stamp(stamp: int) -> int:
     """The revision that was written with `stamp`."""
     return stamp >> _OFFSET_BITS
+
+
+def fence_row(partition: int) -> int:
+    """Where the fence of a partition lies among the watermarks."""
+    return -1 - partition
 
 
 def watermark_stamp(watermark: int) -> int:

@@ -23,6 +23,7 @@ class MemoryArchive:
         self.messages: dict[Address, bytes] = {}
         self.revisions: dict[Address, int] = {}
         self.watermarks: dict[int, int] = {}
+        self.fences: dict[int, int] = {}
         self.states: dict[tuple[str, str, str], ArchivedState] = {}
         self.unavailable = False
         self.writes = 0
@@ -49,6 +50,16 @@ class MemoryArchive:
         """The archive watermark of an Outbox partition, -1 for none."""
         self._check()
         return self.watermarks.get(partition, -1)
+
+    async def fence(self, partition: int) -> int:
+        """The epoch of the last barrier that was passed, 0 for none."""
+        self._check()
+        return self.fences.get(partition, 0)
+
+    async def raise_fence(self, partition: int, epoch: int) -> None:
+        """As the port says."""
+        self._check()
+        self.fences[partition] = max(epoch, self.fences.get(partition, 0))
 
     async def records(self, wanted: Sequence[Address]) -> list[bytes | None]:
         """MessageRecord bytes by address, None where there is none."""

@@ -9,6 +9,7 @@ _MESSAGES = Counter("qim_archiver_messages_total", "Outbox records by what becam
 _ARCHIVED = _MESSAGES.labels("archived")
 _REPEATED = _MESSAGES.labels("repeated")
 _POISON = _MESSAGES.labels("poison")
+_FENCED = _MESSAGES.labels("fenced")
 
 AGE_SECONDS = Histogram(
     "qim_archiver_age_seconds",
@@ -17,11 +18,12 @@ AGE_SECONDS = Histogram(
 )
 
 
-def count(archived: int, repeated: int, poison: int) -> None:
+def count(archived: int, repeated: int, poison: int, fenced: int) -> None:
     """Count the records of one batch."""
     _ARCHIVED.inc(archived)
     _REPEATED.inc(repeated)
     _POISON.inc(poison)
+    _FENCED.inc(fenced)
 
 
 TARGETS_MISSING = Counter(

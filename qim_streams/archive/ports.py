@@ -89,6 +89,15 @@ class Archive(ArchiveReader, Protocol):
         messages may be there, the watermark does not cover them (outcome UNKNOWN); repeat the call.
         """
 
+    async def fence(self, partition: int) -> int:
+        """The epoch of the last barrier of an Outbox partition that the archiver has passed, 0 for none."""
+
+    async def raise_fence(self, partition: int, epoch: int) -> None:
+        """Keep the epoch of a barrier: everything before it is covered, itself is not yet.
+
+        It only grows, and is durable before any watermark that is published later. Errors as of `store`.
+        """
+
 
 class ArchivedCopy(NamedTuple):
     """What the archive holds of a message that may leave the hot tier: it goes only if it is the same."""

@@ -64,6 +64,14 @@ class RocksArchive:
         """Messages durable, then the watermark; see the port."""
         await self._calls.run(self._store, partition, messages, watermark)
 
+    async def fence(self, partition: int) -> int:
+        """The epoch of the last barrier that was passed, 0 for none."""
+        return await self._calls.run(self._read, partial(_fence_of, partition=partition))
+
+    async def raise_fence(self, partition: int, epoch: int) -> None:
+        """In the write-ahead log before any later watermark; see the port."""
+        await self._calls.run(self._raise_fence, partition, epoch)
+
     async def watermark(self, partition: int) -> int:
         """The archive watermark of an Outbox partition, -1 for none."""
         return await self._calls.run(self._read, partial(table.read_watermark, partition=partition))
@@ -148,6 +156,15 @@ class RocksArchive:
             self._drop()
             raise table.translate(error, f"the archive {self.directory}") from error
 
+    def _raise_fence(self, partition: int, epoch: int) -> None:
+        db = self._opened()
+        try:
+            if epoch > _fence_of(db, partition):
+                db.put(layout.fence_key(partition), layout.encode_fence(epoch))
+        except Exception as error:
+            self._drop()
+            raise table.translate(error, f"the archive {self.directory}") from error
+
     def _store_states(self, states: Sequence[ArchivedState]) -> None:
         db = self._opened()
         try:
@@ -164,6 +181,10 @@ class RocksArchive:
             db.put(layout.watermark_key(partition), layout.encode_watermark(watermark))
             current = watermark
         self._watermarks[partition] = current
+
+
+def _fence_of(db: Rdict, partition: int) -> int:
+    return layout.decode_fence(db.get(layout.fence_key(partition)))
 
 
 def _batches(messages: Sequence[ArchivedMessage]) -> Iterator[WriteBatch]:

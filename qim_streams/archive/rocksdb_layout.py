@@ -4,6 +4,7 @@
 
     v                                                -> layout version, one byte
     w <outbox partition, u32 big-endian>             -> archive watermark + 1, u64 big-endian
+    f <outbox partition, u32 big-endian>             -> epoch of the last barrier passed, u64 big-endian
     m <tenant> NUL <conversation> NUL <seq, u64 big-endian>  -> MessageRecord bytes, in front of them
                                                                NUL and the revision (u32) unless it is 0
     u <tenant> NUL <user> NUL <conversation>         -> version (u64) and UserConversationState bytes
@@ -27,6 +28,21 @@ _U64 = struct.Struct(">Q")
 def watermark_key(partition: int) -> bytes:
     """The key of a partition's watermark."""
     return b"w" + _U32.pack(partition)
+
+
+def fence_key(partition: int) -> bytes:
+    """The key of a partition's fence."""
+    return b"f" + _U32.pack(partition)
+
+
+def encode_fence(epoch: int) -> bytes:
+    """The value of a fence."""
+    return _U64.pack(epoch)
+
+
+def decode_fence(value: bytes | None) -> int:
+    """The fence of a stored value; 0 for a missing one."""
+    return 0 if value is None else int(_U64.unpack(value)[0])
 
 
 def encode_watermark(watermark: int) -> bytes:

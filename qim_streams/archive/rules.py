@@ -23,6 +23,7 @@ from qim_streams.errors import RecordError
 from qim_streams.ids import is_text_id
 from qim_streams.log_ports import LogRecord
 from qim_streams.operations.rules import Operation, operation_of, readable, revise, revision_of
+from qim_streams.ownership.log_fence import NO_FENCE, barrier_epoch
 from qim_streams.records import MessageRecord, decode_message, decode_outbox, record_key
 
 Address = tuple[str, str, int]
@@ -35,26 +36,29 @@ R = TypeVar("R", bound=LogRecord)
 class Reading(Generic[R]):
     """A batch as read: one message per address in log order, in its highest revision; how often an address
     was repeated; the poison with its reason; edits and recalls, with their records and targets.
-    `committed_at` holds the first message's, 0 for none."""
+    `committed_at` holds the first message's, 0 for none. `fenced`: records of an old owner, left out."""
 
     messages: dict[Address, ArchivedMessage] = field(default_factory=dict)
     sources: dict[Address, R] = field(default_factory=dict)
     poison: list[tuple[R, str]] = field(default_factory=list)
     operations: list[tuple[R, Address, Operation]] = field(default_factory=list)
     repeated: int = 0
+    fenced: int = 0
     committed_at: int = 0
 
 
 def read_message(record: LogRecord) -> tuple[ArchivedMessage, int]:
     """The message of an Outbox record and its committed_at; RecordError says what is wrong with it."""
-    archived, message = _read(record)
+    archived, message, _ = _read(record)
     return archived, message.committed_at
 
 
-def _read(record: LogRecord) -> tuple[ArchivedMessage, MessageRecord]:
+def _read(record: LogRecord) -> tuple[ArchivedMessage, MessageRecord, int]:
+    """The message twice, and the epoch of who appended it."""
     if record.value is None:
         raise RecordError("OutboxRecord: a tombstone; the Outbox has none")
-    encoded = decode_outbox(record.value).message
+    outbox = decode_outbox(record.value)
+    encoded = outbox.message
     message = decode_message(encoded)
     tenant_id, conversation_id, seq = message.tenant_id, message.conversation_id, message.conversation_seq
     key = _key_of(tenant_id, conversation_id)
@@ -65,7 +69,8 @@ def _read(record: LogRecord) -> tuple[ArchivedMessage, MessageRecord]:
     if record.key != key:
         raise RecordError("OutboxRecord: its key names another conversation than the message")
     revision = revision_of(message) if message.extra else 0
-    return ArchivedMessage(tenant_id, conversation_id, seq, encoded, revision, record.offset), message
+    archived = ArchivedMessage(tenant_id, conversation_id, seq, encoded, revision, record.offset)
+    return archived, message, outbox.fencing_epoch
 
 
 @lru_cache(maxsize=65_536)
@@ -86,12 +91,17 @@ def _replaces(message: ArchivedMessage, stored: bytes) -> bool | None:
     return message.revision > revision_of(old)
 
 
-def read_batch(records: Iterable[R]) -> Reading[R]:
-    """The messages of a batch, at most one per address, and its poison."""
+def read_batch(records: Iterable[R], fence: int = NO_FENCE) -> Reading[R]:
+    """The messages of a batch, at most one per address, and its poison. `fence`: that of all its records."""
     reading: Reading[R] = Reading()
     for record in records:
         try:
-            message, decoded = _read(record)
+            if barrier_epoch(record.key, record.value) is not None:
+                continue
+            message, decoded, epoch = _read(record)
+            if epoch < fence:
+                reading.fenced += 1
+                continue
             operation = operation_of(decoded)
         except RecordError as error:
             reading.poison.append((record, str(error)))

@@ -2,13 +2,16 @@
 
 One batch, in this order (each step is safe to repeat, so a kill between any two of them is too):
 
-1. read the records; what cannot be read is poison;
+1. read the records; what cannot be read is poison; what an old owner appended behind a newer one's barrier
+   is left out (`ownership.log_fence`);
 2. look up in the archive what it may hold already: all of a batch that is the first one since the start
    or that failed before, else what repeats a seq of its conversation; what has other bytes there is poison;
    and the targets of edits and recalls, which get their new revision;
 3. poison into the dead letters, awaited, once for as long as the partition is ours;
 4. the new messages durable, then the watermark = offset of the batch's last record;
 5. tell `on_covered` which messages are covered now (the trimmer of the hot tier listens);
+   A batch is cut in front of a barrier: all before it is covered, then the fence is kept, then the rest
+   follows, so that fence and watermark belong together at every start;
 6. return, which acknowledges the batch. The group's offset is a hint only: a partition starts at
    archive watermark + 1.
 
@@ -34,6 +37,7 @@ from qim_streams.archive.rules import (
 from qim_streams.errors import InvariantViolation
 from qim_streams.log_ports import LogBatch, LogRecord, Poison, PoisonSink
 from qim_streams.lru import LruMap
+from qim_streams.ownership.log_fence import stretches
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +60,7 @@ class HistoryArchiver:
         self._topic, self._archive, self._poison, self._now_ms = outbox_topic, archive, poison, now_ms
         self._on_covered = on_covered
         self._covered: dict[int, int] = {}
+        self._fences: dict[int, int] = {}
         self._in_doubt: set[int] = set()  # partitions whose next records may be in the archive already
         self._newest: LruMap[tuple[str, str], int] = LruMap(CONVERSATIONS_MAX, CONVERSATIONS_MAX)
         self._buried: dict[int, int] = {}  # partition -> poison up to this offset is in the dead letters
@@ -64,6 +69,7 @@ class HistoryArchiver:
         """The next Outbox offset to archive: archive watermark + 1, whatever the group committed."""
         watermark = await self._archive.watermark(partition)
         self._covered[partition] = watermark
+        self._fences[partition] = await self._archive.fence(partition)
         self._in_doubt.add(partition)
         self._buried.pop(partition, None)
         return watermark + 1
@@ -72,30 +78,39 @@ class HistoryArchiver:
         """Forget partitions that were revoked: another archiver may move their watermark."""
         for partition in partitions:
             self._covered.pop(partition, None)
+            self._fences.pop(partition, None)
             self._buried.pop(partition, None)
 
     async def handle(self, batch: LogBatch) -> None:
         """Archive a batch and publish the watermark. StoreUnavailable: nothing published, call again."""
         self._require_continuation(batch)
-        reading = read_batch(batch.records)
-        doubtful = self._doubtful(batch.partition, reading.messages.values())
+        partition = batch.partition
+        for one in list(stretches(self._fences[partition], batch.records)):
+            if one.barrier:
+                await self._archive.raise_fence(partition, one.fence)
+                self._fences[partition] = one.fence
+            await self._archive_stretch(partition, batch.records[one.start : one.end], one.fence)
+
+    async def _archive_stretch(self, partition: int, records: Sequence[LogRecord], fence: int) -> None:
+        reading = read_batch(records, fence)
+        doubtful = self._doubtful(partition, reading.messages.values())
         asked = list(dict.fromkeys([*doubtful, *targets_elsewhere(reading)]))
-        self._in_doubt.add(batch.partition)  # until it is done: what a failure leaves is looked up again
+        self._in_doubt.add(partition)  # until it is done: what a failure leaves is looked up again
         known = dict(zip(asked, await self._archive.records(asked), strict=True))
         lost = apply_operations(reading, known)
         if lost:
             log.error("%d targets of edits or recalls are nowhere; the first: %s", len(lost), lost[0])
             metrics.TARGETS_MISSING.inc(len(lost))
         fresh = drop_known(reading, known)
-        await self._bury(batch.partition, reading.poison)
-        last = batch.records[-1].offset
-        await self._archive.store(batch.partition, fresh, last)
+        await self._bury(partition, reading.poison)
+        last = records[-1].offset
+        await self._archive.store(partition, fresh, last)
         failpoints.hit("archiver.watermark_published")
-        self._covered[batch.partition] = last
-        self._in_doubt.discard(batch.partition)
+        self._covered[partition] = last
+        self._in_doubt.discard(partition)
         self._remember(reading.messages.values())
-        self._on_covered(batch.partition, reading.messages.values())
-        metrics.count(len(fresh), reading.repeated, len(reading.poison))
+        self._on_covered(partition, reading.messages.values())
+        metrics.count(len(fresh), reading.repeated, len(reading.poison), reading.fenced)
         if reading.committed_at:
             metrics.AGE_SECONDS.observe(max(0, self._now_ms() - reading.committed_at) / 1000)
 

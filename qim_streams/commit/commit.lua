@@ -159,7 +159,7 @@ end
 local confirmed = {}
 for at = 1, #ARGV[5], 16 do confirmed[#confirmed + 1] = sub(ARGV[5], at, at + 15) end
 in_slices('HDEL', KEYS[3], confirmed)
-covered(base .. 'tail', ARGV[6])
+covered(base .. 'tail', ARGV[6], base .. 'fence', ARGV[1])
 
 for index, request in ipairs(cmsgpack.unpack(ARGV[7])) do answers[index] = answer_of(request) end
 

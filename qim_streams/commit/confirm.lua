@@ -12,5 +12,6 @@ if refused then return refused end
 local ids = {}
 for at = 1, #ARGV[4], 16 do ids[#ids + 1] = string.sub(ARGV[4], at, at + 15) end
 in_slices('HDEL', KEYS[3], ids)
-covered(string.sub(KEYS[1], 1, -6) .. 'tail', ARGV[5])
+local base = string.sub(KEYS[1], 1, -6)
+covered(base .. 'tail', ARGV[5], base .. 'fence', ARGV[1])
 return #ids

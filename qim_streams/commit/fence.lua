@@ -31,9 +31,11 @@ local function in_slices(command, key, list)
   end
 end
 
--- Remembers how far the Outbox is reflected here: every record up to `offset` was committed before this.
-local function covered(tail_key, offset)
+-- Remembers how far a log is reflected here: every record up to `offset` was committed before this. Of the
+-- Outbox also `fence` (decimal text), the epoch of the last barrier up to there, under `fence_key`.
+local function covered(tail_key, offset, fence_key, fence)
   if tonumber(offset) > tonumber(redis.call('GET', tail_key) or '-1') then
     redis.call('SET', tail_key, offset)
+    if fence_key then redis.call('SET', fence_key, fence) end
   end
 end

@@ -6,6 +6,7 @@
 ``{ob:p}:pend``                                 hash    message_id -> tenant NUL conversation NUL seq of
                                                         what is RESERVED: committed, not confirmed
 ``{ob:p}:tail``                                 string  highest Outbox offset that was confirmed
+``{ob:p}:fence``                                string  epoch of the last barrier up to that offset
 ``{ob:p}:gtail``                                string  highest offset of the change log that was settled
 ``{ob:p}:whole``                                string  run of the server for which nothing is missing
 ``{ob:p}:accept``                               string  Outbox offset below which losses are accepted

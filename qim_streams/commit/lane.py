@@ -35,7 +35,6 @@ from qim_streams.commit.outcome import (
     UNKNOWN,
     UNSETTLED,
     SendOutcome,
-    SendRequest,
     committed,
     refused,
     refused_by,
@@ -46,7 +45,7 @@ from qim_streams.commit.ports import (
     CommitStatus,
     DirectChat,
 )
-from qim_streams.commit.requests import commit_request
+from qim_streams.commit.requests import chat_of, commit_request
 from qim_streams.commit.revisions import Revisions
 from qim_streams.errors import FencedError, InvariantViolation, Outcome, StoreError, StoreUnavailable
 from qim_streams.hlc import ClockDriftError
@@ -76,7 +75,7 @@ class PartitionLane:
         self._queue: deque[SendJob] = deque()
         self._wake = asyncio.Event()
         self._revoked = False
-        self._tail = OutboxTail(partition, epoch, services, self._wake.set)
+        self._tail = OutboxTail(partition, epoch, services, self._wake.set, self._log_fenced)
         self._revisions = Revisions()
         self._made: list[Awaitable[object]] = []  # change log rows of chats made for the group at hand
 
@@ -96,6 +95,11 @@ class PartitionLane:
         """The lease is gone: finish the call under way, answer the rest NOT_OWNER, end."""
         self.accepting, self._revoked = False, True
         self._wake.set()
+
+    def _log_fenced(self) -> None:
+        """Another owner's barrier lies before what we appended."""
+        self.revoke()
+        self._on_fenced(self.partition, self.epoch)
 
     async def run(self, after: Awaitable[object] | None = None) -> None:
         """Serve the partition, once `after` (the lane before this one) has ended."""
@@ -121,9 +125,13 @@ class PartitionLane:
 
     async def _recover(self) -> None:
         delay_s = BACKOFF_FIRST_S
+        await self._s.outbox.begin(self.partition, self.epoch)
         while not self._revoked:
             try:
                 repaired = await self._s.repair.run(self.partition, self.epoch)
+                if repaired.fence > self.epoch:
+                    await self._s.raise_epoch(self.partition, self.epoch, repaired.fence)
+                    raise FencedError(f"ob:{self.partition}", self.epoch, repaired.fence)
                 await self._s.replay.run(self.partition, self.epoch, repaired.versions)
                 await self._s.seats.run(self.partition)
                 count = await self._s.relay.drain(self.partition, self.epoch)
@@ -327,7 +335,7 @@ class PartitionLane:
                 if refusal is not None:
                     job.answer(refusal)
                     continue
-                chats.append(_chat_of(job.request))
+                chats.append(chat_of(job.request))
             going.append(job)
         return going, chats
 
@@ -382,13 +390,3 @@ class PartitionLane:
 
 def _makes_chat(status: CommitStatus, job: SendJob) -> bool:
     return status is CommitStatus.NO_CONVERSATION and job.request.to_user_id is not None
-
-
-def _chat_of(request: SendRequest) -> DirectChat:
-    return DirectChat(
-        request.tenant_id,
-        request.conversation_id,
-        request.sender_id,
-        request.sender_ordinal,
-        request.to_user_id or "",
-    )

@@ -9,7 +9,8 @@ from typing import NoReturn, Protocol
 from qim_streams.commit.admission import Admission, Ticket
 from qim_streams.commit.clock_bound import ReservedClock
 from qim_streams.commit.outcome import SendOutcome, SendRequest
-from qim_streams.commit.ports import ConversationStore, DirectChats, Outbox, Replay
+from qim_streams.commit.owned_outbox import OwnedOutbox
+from qim_streams.commit.ports import ConversationStore, DirectChats, Replay
 from qim_streams.commit.proof import Proof
 from qim_streams.commit.relay import OutboxRelay
 from qim_streams.commit.repair import OutboxRepair
@@ -52,12 +53,18 @@ class Targets(Protocol):
         """Read the target of `job`; then `found` is called with it, or it is answered. Returns at once."""
 
 
+RaiseEpoch = Callable[[int, int, int], Awaitable[object]]  # (partition, epoch, an epoch to get above)
+
+
 @dataclass(frozen=True, slots=True)
 class LaneServices:
-    """What lanes of one process share. `on_doubt` does not return."""
+    """What lanes of one process share. `on_doubt` does not return.
+
+    `raise_epoch`: a log that knows a higher epoch than the lease store gave us; StoreUnavailable: call again.
+    """
 
     store: ConversationStore
-    outbox: Outbox
+    outbox: OwnedOutbox
     repair: OutboxRepair
     replay: Replay
     seats: Seats
@@ -71,6 +78,7 @@ class LaneServices:
     on_doubt: Callable[[str, BaseException | None], NoReturn]
     targets: Targets
     windows: Windows
+    raise_epoch: RaiseEpoch
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     monotonic: Callable[[], float] = time.monotonic
 

@@ -20,7 +20,7 @@ import logging
 from collections.abc import Sequence
 from typing import Protocol
 
-from qim_streams.commit.ports import ConversationStore
+from qim_streams.commit.ports import NOTHING_COVERED, ConversationStore
 from qim_streams.commit.rules import ConversationKey
 from qim_streams.errors import InvariantViolation, Outcome, RecordError, StoreError, StoreUnavailable
 from qim_streams.membership.ports import ChangeLogReader
@@ -104,7 +104,7 @@ class LostRange:
         except StoreError as error:
             raise StoreUnavailable(f"ob:{partition}: the archive has to prove numbers: {error}") from error
         await self._store.restore(
-            partition, epoch, [_message(*one) for one in zip(wanted, rows, strict=True)], -1
+            partition, epoch, [_message(*one) for one in zip(wanted, rows, strict=True)], NOTHING_COVERED
         )
         if gap:
             await self._store.leave_out(

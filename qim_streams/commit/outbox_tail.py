@@ -17,10 +17,11 @@ from typing import NamedTuple
 from qim_streams import failpoints
 from qim_streams.commit import metrics
 from qim_streams.commit.lane_services import LaneServices, SendJob
-from qim_streams.commit.outcome import committed
+from qim_streams.commit.outcome import UNKNOWN, committed
 from qim_streams.commit.ports import NOTHING_CONFIRMED, CommitRequest, CommitResult, Confirmed, OutboxAppend
 from qim_streams.commit.relay import hand_over
 from qim_streams.commit.rules import record_of
+from qim_streams.errors import FencedError
 from qim_streams.records import OutboxRecord, record_key
 
 ARRIVAL_POLL_S = 0.02
@@ -34,13 +35,19 @@ class NewMessage(NamedTuple):
 
 
 class OutboxTail:
-    """Of one lane. `on_progress` is called when something was acknowledged."""
+    """Of one lane. `on_progress` is called when something was acknowledged, `on_fenced` when what was
+    appended does not count, because another owner's barrier lies before it."""
 
     def __init__(
-        self, partition: int, epoch: int, services: LaneServices, on_progress: Callable[[], object]
+        self,
+        partition: int,
+        epoch: int,
+        services: LaneServices,
+        on_progress: Callable[[], object],
+        on_fenced: Callable[[], object],
     ) -> None:
         self._partition, self._epoch = partition, epoch
-        self._s, self._on_progress = services, on_progress
+        self._s, self._on_progress, self._on_fenced = services, on_progress, on_fenced
         self._in_flight: dict[bytes, list[SendJob]] = {}
         self._acked: dict[bytes, None] = {}  # acknowledged, not confirmed; in order
         self._offset = -1  # highest that was acknowledged
@@ -95,10 +102,14 @@ class OutboxTail:
         self._acked = dict.fromkeys(confirmed.message_ids) | self._acked
 
     async def append(self, new: list[NewMessage], made: Sequence[Awaitable[object]]) -> None:
-        """Hand messages over to the Outbox; answers follow when they and `made` are durable."""
+        """Hand messages over to the Outbox; answers follow when they and `made` are durable. FencedError."""
         records = await self._outbox_records(new)
         started_s = self._s.monotonic()
-        acknowledged = await hand_over(self._s.outbox, records, self._s.on_doubt, self._s.sleep)
+        try:
+            acknowledged = await hand_over(self._s.outbox, records, self._s.on_doubt, self._s.sleep)
+        except FencedError:
+            self._abandon(new)
+            raise
         failpoints.hit("writer.produce_sent")
         durable = _first_of_all(acknowledged, made) if made else acknowledged
         asyncio.ensure_future(durable).add_done_callback(partial(self._acknowledged, new, started_s))
@@ -124,10 +135,20 @@ class OutboxTail:
         """Whether the members travel in the record."""
         return 0 < result.members_active <= self._s.snapshots.members_max
 
+    def _abandon(self, new: list[NewMessage]) -> None:
+        """What was appended behind another owner's barrier: nobody here knows whether it relays that."""
+        for _, result in new:
+            for job in self._in_flight.pop(result.message_id, ()):
+                job.answer(UNKNOWN)
+
     def _acknowledged(
         self, new: list[NewMessage], started_s: float, appended: "asyncio.Future[list[int]]"
     ) -> None:
         error = asyncio.CancelledError() if appended.cancelled() else appended.exception()
+        if isinstance(error, FencedError):
+            self._abandon(new)
+            self._on_fenced()
+            return
         if error is not None:
             self._s.on_doubt(f"{len(new)} Outbox records were not acknowledged", error)
         try:

@@ -111,6 +111,16 @@ class Confirmed(NamedTuple):
 NOTHING_CONFIRMED = Confirmed((), -1)
 
 
+class Covered(NamedTuple):
+    """How far a store knows the Outbox (-1: not at all), and the epoch of the last barrier up to there."""
+
+    offset: int
+    fence: int
+
+
+NOTHING_COVERED = Covered(-1, 0)
+
+
 class ConversationStore(Protocol):
     """Conversations of one Outbox partition: writes are atomic and fenced by `epoch` (FencedError).
 
@@ -141,17 +151,17 @@ class ConversationStore(Protocol):
     async def pending(self, partition: int, epoch: int, limit: int) -> list[PendingMessage]:
         """Up to `limit` unconfirmed messages, per conversation in seq order starting with the oldest."""
 
-    async def covered(self, partition: int, epoch: int) -> int:
-        """The highest Outbox offset that was ever confirmed here, -1 for none.
+    async def covered(self, partition: int, epoch: int) -> Covered:
+        """The highest Outbox offset that was ever confirmed here.
 
         Every record up to it was committed in this store before, so a store that knows the offset has
         them; what lies behind it in the Outbox may be missing after a loss.
         """
 
     async def restore(
-        self, partition: int, epoch: int, messages: Sequence[MessageRecord], covered: int
+        self, partition: int, epoch: int, messages: Sequence[MessageRecord], covered: Covered
     ) -> int:
-        """Put back what is missing of messages of the Outbox, up to offset `covered`; returns how many were.
+        """Put back what is missing of messages of the Outbox, up to `covered`; returns how many were.
 
         Numbers only go up; what is there stays, but an edit or recall among `messages` is applied to its
         target if that is there. The messages are COMMITTED.

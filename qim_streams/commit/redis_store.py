@@ -18,10 +18,12 @@ from qim_streams.commit import keys
 from qim_streams.commit.calls import PartitionCalls
 from qim_streams.commit.ports import (
     NOTHING_CONFIRMED,
+    NOTHING_COVERED,
     CommitRequest,
     CommitResult,
     CommitStatus,
     Confirmed,
+    Covered,
     PendingMessage,
 )
 from qim_streams.commit.rules import NO_ID, reservation_of
@@ -85,17 +87,17 @@ class RedisConversationStore:
             args = (part, offset if last else -1)
             await self._calls.numbered(self._confirm, partition, epoch, "pend", args)
 
-    async def covered(self, partition: int, epoch: int) -> int:
+    async def covered(self, partition: int, epoch: int) -> Covered:
         """See the port."""
-        offset = await self._calls.fenced(self._covered, partition, epoch, ("tail",))
-        return -1 if offset is None else int(offset)
+        offset, fence = await self._calls.fenced(self._covered, partition, epoch, ("tail", "fence"))
+        return NOTHING_COVERED if offset is None else Covered(int(offset), int(fence or 0))
 
     async def restore(
-        self, partition: int, epoch: int, messages: Sequence[MessageRecord], covered: int
+        self, partition: int, epoch: int, messages: Sequence[MessageRecord], covered: Covered
     ) -> int:
         """See the port."""
         packed = msgpack.packb([_restored(message) for message in messages], use_bin_type=False)
-        args = (self._retention_ms, covered, packed)
+        args = (self._retention_ms, covered.offset, packed, covered.fence)
         return int(await self._calls.numbered(self._restore, partition, epoch, "tail", args))
 
     async def leave_out(self, partition: int, epoch: int, last: Sequence[tuple[str, str, int]]) -> None:

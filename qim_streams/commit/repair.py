@@ -7,9 +7,11 @@ restores every message, before it numbers a new one: a used number is never issu
 
 After an ordinary restart there is little behind that offset: what was acknowledged and not yet confirmed.
 
-Where the Outbox begins behind what the store knows, the archive has to prove the numbers (`lost_range`). A
-store that knows nothing at all of an Outbox that has records was emptied: then an owner that nobody remembers
-may still have records on their way, so the log is read again until nothing came for `settle_s`.
+Where the Outbox begins behind what the store knows, the archive has to prove the numbers (`lost_range`).
+
+The owner's barrier is in the Outbox before it is read (`owned_outbox`), so nothing that an earlier owner
+still has on its way will count, and what lies behind an earlier barrier under an older epoch is left out here
+as it is everywhere (`log_fence`).
 
 Edits and recalls are applied to their targets again, also to those that only the archive has.
 
@@ -21,33 +23,34 @@ What it does not do: restore changes of members (the change log has them).
 Spec: §14.4.
 """
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from qim_streams.archive.tiers import Records
 from qim_streams.commit.lost_range import LostRange
-from qim_streams.commit.ports import ConversationStore, OutboxReader
+from qim_streams.commit.ports import NOTHING_COVERED, ConversationStore, Covered, OutboxReader
 from qim_streams.commit.rules import ConversationKey
 from qim_streams.errors import RecordError, StoreError, StoreUnavailable
 from qim_streams.operations.rules import OPERATIONS, operation_of, readable, revision_of
+from qim_streams.ownership.log_fence import NO_FENCE, barrier_epoch
 from qim_streams.records import MessageRecord, decode_message, decode_outbox
 
 log = logging.getLogger(__name__)
 
 RESTORE_MAX = 500  # messages in one call of the store
 PROGRESS_EVERY = 50_000
-NOTHING = -1
 
 
 @dataclass(slots=True)
 class Repaired:
     """`missing`: how many messages the hot tier had lost. `versions`: the highest membership version that a
-    message behind the known offset was sent under, per (tenant, conversation)."""
+    message behind the known offset was sent under, per (tenant, conversation). `fence`: the epoch of the last
+    barrier in the log; above the owner's own, nothing of the owner will count."""
 
     missing: int = 0
     versions: dict[ConversationKey, int] = field(default_factory=dict)
+    fence: int = NO_FENCE
 
     def note(self, messages: Sequence[MessageRecord]) -> None:
         """Take these messages' versions into account."""
@@ -65,13 +68,10 @@ class OutboxRepair:
         outbox: OutboxReader,
         archive: Records,
         lost_range: LostRange | None = None,
-        *,
-        settle_s: float = 0.0,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """Without `lost_range` an Outbox that lost records is refused (by its reader)."""
         self._store, self._outbox, self._archive = store, outbox, archive
-        self._lost_range, self._settle_s, self._sleep = lost_range, settle_s, sleep
+        self._lost_range = lost_range
 
     async def run(self, partition: int, epoch: int) -> Repaired:
         """Restore what is missing; returns what was.
@@ -81,17 +81,13 @@ class OutboxRepair:
         """
         # An empty commit first: whatever was sent under this epoch and given up can no longer be applied.
         await self._store.commit(partition, epoch, ())
-        known = await self._store.covered(partition, epoch)
-        done, begin = Repaired(), await self._outbox.begin(partition)
+        known, fence = await self._store.covered(partition, epoch)
+        done, begin = Repaired(fence=fence), await self._outbox.begin(partition)
         if begin > known + 1 and self._lost_range is not None:
             await self._lost_range.bridge(partition, epoch, known, begin)
         else:
             begin = known + 1
-        last = await self._restore_from(partition, epoch, begin, done)
-        while known == NOTHING and last >= begin and self._settle_s:
-            log.warning("ob:%d: emptied; what is still on its way gets %.1f s", partition, self._settle_s)
-            await self._sleep(self._settle_s)
-            begin, last = last + 1, await self._restore_from(partition, epoch, last + 1, done)
+        await self._restore_from(partition, epoch, begin, done)
         if done.missing:
             log.error(
                 "ob:%d: the hot tier had lost %d messages behind offset %d; restored from the Outbox",
@@ -99,23 +95,22 @@ class OutboxRepair:
             )  # fmt: skip
         return done
 
-    async def _restore_from(self, partition: int, epoch: int, start: int, done: Repaired) -> int:
-        """Restore everything from an offset on; the last offset, `start` - 1 when there was nothing."""
+    async def _restore_from(self, partition: int, epoch: int, start: int, done: Repaired) -> None:
+        """Restore everything from an offset on, under the fence of `done`."""
         last, told = start - 1, start
         async for batch in self._outbox.read(partition, start):
             for first in range(0, len(batch), RESTORE_MAX):
                 part = batch[first : first + RESTORE_MAX]
-                messages = _messages(part)
+                messages, done.fence = _messages(partition, done.fence, part)
                 # Not covered before the targets are back: a kill in between must find these records again.
-                done.missing += await self._store.restore(partition, epoch, messages, NOTHING)
+                done.missing += await self._store.restore(partition, epoch, messages, NOTHING_COVERED)
                 await self._restore_targets(partition, epoch, messages)
-                await self._store.restore(partition, epoch, (), part[-1][0])
+                await self._store.restore(partition, epoch, (), Covered(part[-1][0], done.fence))
                 done.note(messages)
             last = batch[-1][0]
             if last - told >= PROGRESS_EVERY:
                 told = last
                 log.info("ob:%d: the hot tier is held against the Outbox, at offset %d", partition, last)
-        return last
 
     async def _restore_targets(self, partition: int, epoch: int, messages: Sequence[MessageRecord]) -> None:
         """Bring back targets of edits and recalls that only the archive has, and change them again.
@@ -146,17 +141,28 @@ class OutboxRepair:
         ]
         if behind:
             operations = [one for one in messages if one.kind in OPERATIONS]
-            await self._store.restore(partition, epoch, [*behind, *operations], NOTHING)
+            await self._store.restore(partition, epoch, [*behind, *operations], NOTHING_COVERED)
 
 
-def _messages(records: Sequence[tuple[int, bytes, bytes]]) -> list[MessageRecord]:
+def _messages(
+    partition: int, fence: int, records: Sequence[tuple[int, bytes, bytes]]
+) -> tuple[list[MessageRecord], int]:
+    """The messages that count, and the fence behind them."""
     messages = []
-    for offset, _, value in records:
+    for offset, key, value in records:
         try:
-            message = decode_message(decode_outbox(value).message)
+            epoch = barrier_epoch(key, value)
+            if epoch is not None:
+                fence = max(fence, epoch)
+                continue
+            outbox = decode_outbox(value)
+            message = decode_message(outbox.message)
             operation_of(message)  # one that is malformed is not ours either
-            messages.append(message)
+            if outbox.fencing_epoch >= fence:
+                messages.append(message)
+            else:
+                log.warning("ob:%d: record %d is an old owner's and does not count", partition, offset)
         except RecordError as error:
             # Not ours: nothing that a writer appended. The fan-out stage reports it.
             log.error("Outbox record %d cannot be read: %s", offset, error)
-    return messages
+    return messages, fence

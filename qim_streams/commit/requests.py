@@ -6,7 +6,7 @@ Spec: §3.
 from typing import NamedTuple
 
 from qim_streams.commit.outcome import SendRequest
-from qim_streams.commit.ports import CommitRequest
+from qim_streams.commit.ports import CommitRequest, DirectChat
 from qim_streams.commit.rules import payload_digest
 from qim_streams.mentions import EVERYBODY
 from qim_streams.operations.rules import NO_REVISION, STATE_OF, operation_tail
@@ -59,4 +59,15 @@ def commit_request(
         tail,
         refuse_new,
         to_everybody=send.mentions[:1] == EVERYBODY,
+    )
+
+
+def chat_of(request: SendRequest) -> DirectChat:
+    """The direct chat that a send to a user asks for."""
+    return DirectChat(
+        request.tenant_id,
+        request.conversation_id,
+        request.sender_id,
+        request.sender_ordinal,
+        request.to_user_id or "",
     )

@@ -8,6 +8,7 @@
 --   dedup row: digest 16, message_id 16, seq u64, membership version u64, committed_at u64, and of an edit
 --   or recall its revision u16; digest and message_id only: dedup is not restored
 --   change: of an edit or recall only: {kind, target seq, body, revision}
+-- ARGV[7] epoch of the last barrier up to there
 -- Answer: how many messages were missing. What is there stays as it is, but targets of edits and recalls
 --   that have an earlier revision get this one; numbers only go up.
 
@@ -41,5 +42,5 @@ for _, message in ipairs(cmsgpack.unpack(ARGV[6])) do
     end
   end
 end
-covered(KEYS[3], ARGV[5])
+covered(KEYS[3], ARGV[5], base .. 'fence', ARGV[7])
 return missing

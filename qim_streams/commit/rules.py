@@ -17,12 +17,14 @@ from blake3 import blake3
 
 from qim_streams.commit.ports import (
     NOTHING_CONFIRMED,
+    NOTHING_COVERED,
     SEQ_MAX,
     Change,
     CommitRequest,
     CommitResult,
     CommitStatus,
     Confirmed,
+    Covered,
 )
 from qim_streams.errors import FencedError, InvariantViolation
 from qim_streams.membership.ports import Member
@@ -96,7 +98,7 @@ class PartitionState:
     reservations: dict[DedupKey, Reservation] = field(default_factory=dict)
     records: dict[ConversationKey, dict[int, bytes]] = field(default_factory=dict)
     pending: dict[bytes, tuple[str, str, int]] = field(default_factory=dict)
-    covered: int = -1  # highest Outbox offset that was confirmed
+    covered: Covered = NOTHING_COVERED  # highest Outbox offset that was confirmed, and the fence there
     call: tuple[int, int] = (0, 0)  # epoch and number of the last numbered call
 
     def fence(self, resource: str, epoch: int) -> None:
@@ -152,13 +154,13 @@ def decide_new(
 
 
 def confirm(state: PartitionState, confirmed: Confirmed) -> None:
-    """Take messages off the pending list."""
+    """Take messages off the pending list, for the owner."""
     for message_id in confirmed.message_ids:
         state.pending.pop(message_id, None)
-    state.covered = max(state.covered, confirmed.offset)
+    _cover(state, Covered(confirmed.offset, state.epoch))
 
 
-def restore(state: PartitionState, messages: Iterable[MessageRecord], covered: int) -> int:
+def restore(state: PartitionState, messages: Iterable[MessageRecord], covered: Covered) -> int:
     """Put back what is missing of messages of the Outbox; returns how many records were. Spec: §14.4."""
     missing = 0
     for message in messages:
@@ -178,8 +180,13 @@ def restore(state: PartitionState, messages: Iterable[MessageRecord], covered: i
         operation = operation_of(message)
         if operation is not None:
             _apply(records, operation)
-    state.covered = max(state.covered, covered)
+    _cover(state, covered)
     return missing
+
+
+def _cover(state: PartitionState, covered: Covered) -> None:
+    if covered.offset > state.covered.offset:
+        state.covered = covered
 
 
 def reservation_of(message: MessageRecord) -> Reservation:

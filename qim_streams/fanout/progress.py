@@ -1,7 +1,8 @@
 """The table ``conversation_progress``: up to which Outbox offset a partition is dispatched.
 
-One page per partition, absolute: W (the last offset whose dispatches are all acknowledged) and when it
-was written. It is written after the acknowledgements, so a phantom (local, not in the changelog) is true.
+One page per partition, absolute: W (the last offset whose dispatches are all acknowledged), when it was
+written, and the fence as of W (`ownership.log_fence`). It is written after the acknowledgements, so a phantom
+(local, not in the changelog) is true.
 
 Spec: §4, §14.7.
 """
@@ -10,25 +11,31 @@ from typing import NamedTuple
 
 from qim_streams.codec import pack_fields, unpack_fields
 from qim_streams.mailbox.ports import ChangelogTable
+from qim_streams.ownership.log_fence import NO_FENCE
 
 PAGE_KEY = b"page"
 NOTHING = -1
 
 
 class OutboxPage(NamedTuple):
-    """W of an Outbox partition, inclusive."""
+    """W of an Outbox partition, inclusive, and the epoch of the last barrier up to there."""
 
     dispatched_through: int
     at_ms: int
+    fence: int = NO_FENCE
 
     def encode(self) -> bytes:
         """The value's bytes."""
         return pack_fields(tuple(self))
 
 
+NO_PAGE = OutboxPage(NOTHING, 0)
+
+
 def decode_outbox_page(data: bytes) -> OutboxPage:
     """An OutboxPage from its bytes; RecordError if they are not one."""
-    return OutboxPage(*unpack_fields(data, 2, "OutboxPage")[:2])
+    through, at_ms, *fence = unpack_fields(data, 2, "OutboxPage")[:3]
+    return OutboxPage(through, at_ms, *fence)
 
 
 class ConversationProgress:
@@ -37,14 +44,15 @@ class ConversationProgress:
     def __init__(self, table: ChangelogTable) -> None:
         self._table = table
 
-    def read(self, partition: int) -> int:
-        """W, -1 for none."""
+    def read(self, partition: int) -> OutboxPage:
+        """W, -1 for none, and the fence."""
         data = self._table.read(partition, PAGE_KEY)
-        return NOTHING if data is None else decode_outbox_page(data).dispatched_through
+        return NO_PAGE if data is None else decode_outbox_page(data)
 
-    def write(self, partition: int, dispatched_through: int, at_ms: int) -> None:
+    def write(self, partition: int, dispatched_through: int, at_ms: int, fence: int) -> None:
         """Set W; durable after `barrier`."""
-        self._table.write_batch(partition, {PAGE_KEY: OutboxPage(dispatched_through, at_ms).encode()})
+        page = OutboxPage(dispatched_through, at_ms, fence)
+        self._table.write_batch(partition, {PAGE_KEY: page.encode()})
 
     async def barrier(self, partition: int) -> None:
         """Wait until what was written is in the changelog."""

@@ -3,12 +3,13 @@
 Batches of any number of Outbox partitions go through these steps together; each is durable before the next
 begins:
 
-1. decode; tell new, repeated, forged and poison records apart;
+1. decode; tell new, repeated, forged and poison records apart; leave out what an old owner appended behind
+   a newer one's barrier (`ownership.log_fence`);
 2. the shards of each message's membership version, pinned by the commit that allocated its seq;
 3. poison to the dead letters;
 4. append all dispatches, in Outbox order per partition, and wait for all acknowledgements;
 5. `checkpoint`, after several batches: the page in ``conversation_progress``, the Outbox offset up to
-   which everything is dispatched.
+   which everything is dispatched, and the fence as of there.
 
 Then these batches may be acknowledged. A crash after any step repeats the batches since the last
 checkpoint: the dispatches have the same bytes, and the mailbox stage drops those that it has. `handle` may
@@ -31,6 +32,7 @@ from qim_streams.fanout.progress import ConversationProgress
 from qim_streams.fanout.recent import RecentMessages, Verdict
 from qim_streams.fanout.versions import MembershipVersions
 from qim_streams.log_ports import LogAppender, LogBatch, Outgoing, Poison, PoisonSink
+from qim_streams.ownership.log_fence import BARRIER_KEY, NO_FENCE, barrier_epoch
 
 log = logging.getLogger(__name__)
 
@@ -62,19 +64,21 @@ class FanoutCoordinator:
         self._recent = RecentMessages()
         self._buried: dict[int, int] = {}  # partition -> poison up to this offset was set aside
         self._dispatched: dict[int, int] = {}  # partition -> everything up to this offset is dispatched
+        self._fences: dict[int, int] = {}  # partition -> epoch of the last barrier up to there
 
     async def start_position(self, partition: int) -> int:
         """The next Outbox offset to dispatch."""
         self._buried.pop(partition, None)
-        return self._progress.read(partition) + 1
+        page = self._progress.read(partition)
+        self._fences[partition] = page.fence
+        return page.dispatched_through + 1
 
     async def handle(self, batches: Sequence[LogBatch]) -> None:
         """Make the dispatches of `batches`, one per partition, durable (see the module text)."""
         failpoints.hit("fanout.outbox_polled")
         messages: list[OutboxMessage] = []
         poison: list[Poison] = []
-        for batch in batches:
-            self._decode(batch, messages, poison)
+        fences = {batch.partition: self._decode(batch, messages, poison) for batch in batches}
         verdicts = self._recent.judge(messages)
         todo = []
         for one, verdict in zip(messages, verdicts, strict=True):
@@ -97,23 +101,37 @@ class FanoutCoordinator:
         self._recent.remember([one for one, _ in planned])
         for batch in batches:
             self._dispatched[batch.partition] = batch.records[-1].offset
+        self._fences |= fences  # not before: a batch that failed comes again
         _count(planned, verdicts, poison, count, self._now_ms())
 
     async def checkpoint(self, partitions: Sequence[int]) -> None:
         """Make durable up to which offsets `partitions` are dispatched."""
         now_ms = self._now_ms()
         for partition in partitions:
-            self._progress.write(partition, self._dispatched[partition], now_ms)
+            self._progress.write(partition, self._dispatched[partition], now_ms, self._fences[partition])
         for partition in partitions:
             await self._progress.barrier(partition)
 
-    def _decode(self, batch: LogBatch, messages: list[OutboxMessage], poison: list[Poison]) -> None:
+    def _decode(self, batch: LogBatch, messages: list[OutboxMessage], poison: list[Poison]) -> int:
+        """Add what is in a batch to `messages` and `poison`; the fence behind it."""
         partition, partitions, shards = batch.partition, self._outbox_partitions, self._mailbox_shards
+        fence, late = self._fences.get(partition, NO_FENCE), 0
         for record in batch.records:
             try:
-                messages.append(read_outbox(record, partition, partitions, shards))
+                if record.key == BARRIER_KEY:
+                    fence = max(fence, barrier_epoch(record.key, record.value) or NO_FENCE)
+                    continue
+                one = read_outbox(record, partition, partitions, shards)
+                if one.outbox.fencing_epoch < fence:
+                    late += 1
+                else:
+                    messages.append(one)
             except RecordError as error:
                 poison.append(Poison(self._outbox_topic, partition, record, str(error)))
+        if late:
+            metrics.RECORDS.labels("fenced").inc(late)
+            log.warning("outbox[%d]: %d records of an old owner behind epoch %d", partition, late, fence)
+        return fence
 
     def _poisoned(self, batches: Sequence[LogBatch], one: OutboxMessage, cause: str) -> Poison:
         batch = next(batch for batch in batches if batch.partition == one.partition)

@@ -51,5 +51,11 @@ class LeaseStore(Protocol):
     async def release(self, grants: list[Grant], node: str, boot: int) -> None:
         """Give up what is still ours. The epoch stays where it is."""
 
+    async def raise_epoch(self, grant: Grant, node: str, boot: int, above: int) -> Grant | None:
+        """A grant of ours under an epoch above `above`, in place of `grant`; None when it is not ours now.
+
+        For a store that came back from so old a copy that it gives epochs out again that a log has seen.
+        """
+
     async def holders(self, resources: list[str]) -> list[Holder | None]:
         """Who holds each resource, None where nobody does."""

@@ -53,6 +53,16 @@ class RedisLeaseStore:
         """See the port."""
         await self._each(grants, lambda grant: ("release", node, boot, grant.epoch))
 
+    async def raise_epoch(self, grant: Grant, node: str, boot: int, above: int) -> Grant | None:
+        """See the port."""
+        async with translated(grant.resource):
+            epoch = await self._script.call(
+                self._client,
+                _granting_keys(grant.resource),
+                ("raise", node, boot, grant.epoch, above, limits.EPOCH_BOUNDARIES_MAX),
+            )
+        return Grant(grant.resource, int(epoch)) if epoch else None
+
     async def holders(self, resources: list[str]) -> list[Holder | None]:
         """See the port."""
         found: list[Holder | None] = []

@@ -51,7 +51,6 @@ class Recovery:
             self._outbox,
             archive,
             lost_range,
-            settle_s=settings.lease_ttl_ms / 1_000,  # as long as an owner that was paused may think it is one
         )
         self.replay = MembershipReplay(
             stores.membership, stores.reader, self._changes, stores.directory, settings.mailbox_shards, now_ms

@@ -24,14 +24,16 @@ from qim_streams.commit.archived_targets import ArchivedTargets
 from qim_streams.commit.calls import PartitionCalls
 from qim_streams.commit.clock_bound import FileClockBound, ReservedClock
 from qim_streams.commit.kafka_outbox import MEMBERSHIP_TOPIC, OUTBOX_TOPIC, KafkaMembershipLog, KafkaOutbox
+from qim_streams.commit.kafka_reader import KafkaLogReader
 from qim_streams.commit.lane_services import LaneLimits, LaneServices
+from qim_streams.commit.owned_outbox import OwnedOutbox
 from qim_streams.commit.ownership import PartitionOwnership
 from qim_streams.commit.redis_store import RedisConversationStore
 from qim_streams.commit.relay import OutboxRelay
 from qim_streams.commit.requests import Windows
 from qim_streams.commit.rpc_server import RpcServer
 from qim_streams.commit.snapshots import MemberSnapshots
-from qim_streams.commit.writer import ConversationWriter, WriterLimits
+from qim_streams.commit.writer import ConversationWriter, WriterLimits, resource_of
 from qim_streams.errors import ConfigError
 from qim_streams.ids import is_text_id
 from qim_streams.limits import MEMBERSHIP_VERSION_RETENTION_MS
@@ -43,6 +45,7 @@ from qim_streams.membership.redis_store import RedisMembershipStore
 from qim_streams.membership.service import GroupService
 from qim_streams.ownership.boot import Boot
 from qim_streams.ownership.keeper import Claimant
+from qim_streams.ownership.ports import Grant
 from qim_streams.ownership.redis_leases import RedisLeaseStore
 from qim_streams.ownership.redis_wholeness import RedisWholeness
 from qim_streams.placement import outbox_partition
@@ -80,11 +83,13 @@ async def run_writer(settings: Settings, stop: asyncio.Event) -> None:
         on_fatal=lambda why: die(f"log producer: {why}"),
     )
     await producer.start()
-    parts = _Parts(settings, redis, producer)
+    claims = Claims(name, boot.number)
+    parts = _Parts(settings, redis, producer, claims)
     try:
-        await _serve(settings, parts, Claims(name, boot.number), stop)
+        await _serve(settings, parts, claims, stop)
     finally:
         await parts.recovery.close()
+        await parts.log_reader.close()
         await parts.archive.close()
         await producer.close(FLUSH_TIMEOUT_S)
         await redis.aclose()
@@ -107,7 +112,10 @@ class Claims:
 class _Parts:
     """Everything of one writer process, put together."""
 
-    def __init__(self, settings: Settings, redis: RedisClient, producer: LogProducer) -> None:
+    def __init__(
+        self, settings: Settings, redis: RedisClient, producer: LogProducer, claims: "Claims"
+    ) -> None:
+        self._claims = claims
         partition_of = partial(_partition, settings.outbox_partitions)
         pipe = ScriptPipe(redis)
         calls = PartitionCalls(pipe)
@@ -116,9 +124,10 @@ class _Parts:
         wholeness = RedisWholeness(redis, settings.outbox_partitions)
         directory = RedisOrdinalDirectory(redis, pipe, wholeness)
         membership = RedisMembershipStore(redis, calls, partition_of)
-        outbox = KafkaOutbox(producer)
         change_log = KafkaMembershipLog(producer, partition_of)
         self.partition_of = partition_of
+        self.log_reader = KafkaLogReader(settings.brokers, OUTBOX_TOPIC)
+        outbox = OwnedOutbox(KafkaOutbox(producer), self.log_reader, die)
         self.archive = open_archive_reader(settings)
         self.recovery = Recovery(
             settings, redis, HotStores(calls, store, membership, reader, directory), self.archive
@@ -152,7 +161,16 @@ class _Parts:
             on_doubt=die,
             targets=ArchivedTargets(self.archive),
             windows=windows_of(settings),
+            raise_epoch=self._raise_epoch,
         )
+
+    async def _raise_epoch(self, partition: int, epoch: int, above: int) -> None:
+        """The store gives out an epoch that the Outbox has seen: it came back from an old copy."""
+        log.error(
+            "P1 ob:%d: epoch %d was given, and the Outbox knows %d: going above", partition, epoch, above
+        )
+        grant = Grant(resource_of(partition), epoch)
+        await self.leases.raise_epoch(grant, self._claims.name, self._claims.boot, above)
 
 
 async def _serve(settings: Settings, parts: _Parts, claims: Claims, stop: asyncio.Event) -> None:

@@ -15,6 +15,7 @@ from enum import Enum
 from qim_streams.commit.ports import OutboxAppend
 from qim_streams.errors import LogAppendError, Outcome
 from qim_streams.membership.ports import MembershipRow
+from qim_streams.ownership.log_fence import BARRIER_KEY
 
 
 class Hold(Enum):
@@ -33,6 +34,11 @@ class _Call:
     arrived: bool = False
 
 
+def without_barriers(log: Sequence[OutboxAppend]) -> list[OutboxAppend]:
+    """The messages of a log."""
+    return [one for one in log if one.key != BARRIER_KEY]
+
+
 class MemoryOutbox:
     """`Outbox` in memory. `log` may be shared by several, as one broker is by several producers."""
 
@@ -42,6 +48,11 @@ class MemoryOutbox:
         self.dead = False
         self.full = 0  # calls to refuse
         self._calls: deque[_Call] = deque()
+
+    @property
+    def messages(self) -> list[OutboxAppend]:
+        """What lies in the log, without barriers."""
+        return without_barriers(self.log)
 
     @property
     def unacknowledged(self) -> int:

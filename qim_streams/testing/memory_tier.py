@@ -23,6 +23,7 @@ from qim_streams.commit.ports import (
     CommitRequest,
     CommitResult,
     Confirmed,
+    Covered,
     PendingMessage,
 )
 from qim_streams.commit.rules import (
@@ -166,14 +167,14 @@ class MemoryConversationStore:
             for message_id, (tenant, chat, seq) in sorted(state.pending.items())[:limit]
         ]
 
-    async def covered(self, partition: int, epoch: int) -> int:
+    async def covered(self, partition: int, epoch: int) -> Covered:
         """See the port."""
         state = self.tier.partition(partition)
         state.fence(f"ob:{partition}", epoch)
         return state.covered
 
     async def restore(
-        self, partition: int, epoch: int, messages: Sequence[MessageRecord], covered: int
+        self, partition: int, epoch: int, messages: Sequence[MessageRecord], covered: Covered
     ) -> int:
         """See the port."""
         with self._calls.numbered(partition, epoch) as state:
@@ -224,6 +225,13 @@ class MemoryLeaseStore:
         for grant in grants:
             if self._is_ours(grant, node, boot):
                 del self.tier.leases[grant.resource]
+
+    async def raise_epoch(self, grant: Grant, node: str, boot: int, above: int) -> Grant | None:
+        """See the port."""
+        if not self._is_ours(grant, node, boot):
+            return None
+        self.tier.epochs[grant.resource] = max(grant.epoch, above) + 1
+        return Grant(grant.resource, self.tier.epochs[grant.resource])
 
     async def holders(self, resources: list[str]) -> list[Holder | None]:
         """See the port."""

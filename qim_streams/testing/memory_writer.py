@@ -15,6 +15,7 @@ from qim_streams.commit.archived_targets import ArchivedTargets
 from qim_streams.commit.clock_bound import ReservedClock
 from qim_streams.commit.lane_services import LaneLimits, LaneServices
 from qim_streams.commit.outcome import SendRequest
+from qim_streams.commit.owned_outbox import OwnedOutbox
 from qim_streams.commit.ports import ConversationStore, OutboxAppend
 from qim_streams.commit.proof import Proof
 from qim_streams.commit.relay import OutboxRelay
@@ -132,16 +133,17 @@ class WriterRig:
         self.groups = GroupService(self.membership, self.directory, self.changes)
         self.direct_chats = DirectChatMaker(self.changes, self.directory, self.snapshots.put)
         cold = archive or MemoryArchive()
+        owned = OwnedOutbox(self.outbox, MemoryOutboxReader(log), self.die, self._no_sleep)
         services = LaneServices(
             store=self.conversations,
-            outbox=self.outbox,
+            outbox=owned,
             repair=OutboxRepair(self.conversations, MemoryOutboxReader(log), cold),
             replay=MembershipReplay(
                 self.membership, self.reader, self.change_log, self.directory, mailbox_shards, now_ms
             ),
             seats=NobodyOnline(),
             proof=self.proof,
-            relay=OutboxRelay(self.conversations, self.outbox, self.die, self._no_sleep),
+            relay=OutboxRelay(self.conversations, owned, self.die, self._no_sleep),
             clock=self.clock,
             direct=self.direct_chats,
             snapshots=self.snapshots,
@@ -150,6 +152,7 @@ class WriterRig:
             on_doubt=self.die,
             targets=ArchivedTargets(cold),
             windows=windows or Windows(),
+            raise_epoch=self._raise_epoch,
             sleep=self._no_sleep,
         )
         self.writer = ConversationWriter(
@@ -185,6 +188,9 @@ class WriterRig:
         self.outbox.dead = True
         for task in self.writer.tasks:
             task.cancel()
+
+    async def _raise_epoch(self, partition: int, epoch: int, above: int) -> None:
+        await self.leases.raise_epoch(Grant(resource_of(partition), epoch), self.node, self.boot, above)
 
     def _token(self) -> bytes:
         self._tokens += 1

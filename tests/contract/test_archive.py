@@ -264,3 +264,15 @@ async def test_after_close_every_call_raises(pair: Pair) -> None:
     await pair.archive.close()
     with pytest.raises(StoreError):
         await pair.archive.store(0, [message(2)], 1)
+
+
+async def test_a_fence_only_rises_and_is_no_watermark(pair: Pair) -> None:
+    archive = pair.archive
+    assert await archive.fence(3) == 0
+    await archive.raise_fence(3, 1_790_000_005)
+    await archive.raise_fence(3, 7)
+    assert await archive.fence(3) == 1_790_000_005
+    assert await archive.fence(2) == 0
+    assert await pair.reader.watermark(3) == -1
+    await archive.store(3, [message(1)], 4)
+    assert (await archive.fence(3), await pair.reader.watermark(3)) == (1_790_000_005, 4)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 from qim_streams.commit.keys import base
-from qim_streams.commit.ports import SEQ_MAX, CommitRequest, Confirmed
+from qim_streams.commit.ports import SEQ_MAX, CommitRequest, Confirmed, Covered
 from qim_streams.commit.rules import NO_ID, Head, PartitionState, commit_group, restore
 from qim_streams.ids import ID_BYTES
 from qim_streams.membership.ports import Member
@@ -117,7 +117,8 @@ async def assert_equal(client: RedisClient, state: PartitionState) -> None:
     pending = await client.hgetall(base(PARTITION) + "pend")
     expected = {key: "\0".join((t, c, str(seq))).encode() for key, (t, c, seq) in state.pending.items()}
     assert pending == expected
-    assert int(await client.get(base(PARTITION) + "tail") or -1) == state.covered
+    tail, fence = await client.mget(base(PARTITION) + "tail", base(PARTITION) + "fence")
+    assert Covered(int(tail or -1), int(fence or 0)) == state.covered
     for (tenant, chat, sender, client_id), kept in state.reservations.items():
         row = await client.get(f"{base(PARTITION)}d:{tenant}:{chat}:{sender}:{client_id}")
         numbers = struct.pack(">QQQ", kept.seq, kept.version, kept.committed_at)
@@ -161,7 +162,7 @@ async def test_script_and_rule_agree(hot_client: RedisClient, seed: int) -> None
             seen.update(result.status.name for result in got)
             cases += len(requests)
             if rng.random() < 0.1:
-                lost, covered = some_lost(rng), rng.randrange(2**53)
+                lost, covered = some_lost(rng), Covered(rng.randrange(2**53), rng.randrange(2**53))
                 assert await store.restore(PARTITION, 1, lost, covered) == restore(world.state, lost, covered)
         await assert_equal(hot_client, world.state)
     assert len(seen) == 11, f"not every outcome was met: {sorted(seen)}"

@@ -6,7 +6,7 @@ import pytest
 
 from qim_streams.commit.calls import PartitionCalls
 from qim_streams.commit.keys import base
-from qim_streams.commit.ports import CommitResult, CommitStatus, Confirmed
+from qim_streams.commit.ports import CommitResult, CommitStatus, Confirmed, Covered
 from qim_streams.commit.redis_store import RedisConversationStore
 from qim_streams.commit.rules import NO_ID
 from qim_streams.errors import FencedError, InvariantViolation, StoreError
@@ -255,10 +255,10 @@ async def test_what_the_store_lost_is_put_back_and_no_number_is_used_twice(tier:
     """§14.4, D4."""
     partition, epoch = await tier.group("g", {"ann": "owner"})
     store = tier.conversations
-    assert await store.covered(partition, epoch) == -1
+    assert await store.covered(partition, epoch) == (-1, 0)
     messages = [lost("g", seq) for seq in (1, 2, 3)]
-    assert await store.restore(partition, epoch, messages, 41) == 3
-    assert await store.covered(partition, epoch) == 41
+    assert await store.restore(partition, epoch, messages, Covered(41, 3)) == 3
+    assert await store.covered(partition, epoch) == (41, 3)
     assert await store.records([(TENANT, "g", seq) for seq in (1, 2, 3)]) == [m.encode() for m in messages]
     (again,) = await store.commit(partition, epoch, [request("g", "ann", "m2", message_id(900))])
     assert again == CommitResult(S.REPEAT_COMMITTED, message_id(102), 2, 1, 1_002)
@@ -275,8 +275,8 @@ async def test_restoring_leaves_alone_what_is_there(tier: HotTier) -> None:
     many = [request("g", "ann", f"m{n}", message_id(100 + n)) for n in (1, 2, 3)]
     before = await store.commit(partition, epoch, many)
     await store.confirm(partition, epoch, Confirmed([before[0].message_id], 50))
-    assert await store.restore(partition, epoch, [lost("g", 2)], 40) == 0
-    assert await store.covered(partition, epoch) == 50
+    assert await store.restore(partition, epoch, [lost("g", 2)], Covered(40, 9)) == 0
+    assert await store.covered(partition, epoch) == (50, epoch)
     again = await store.commit(partition, epoch, many)
     assert [r.conversation_seq for r in again] == [1, 2, 3]
     # The second one is in the Outbox, so it is settled: the relay must not append it again.
@@ -286,7 +286,7 @@ async def test_restoring_leaves_alone_what_is_there(tier: HotTier) -> None:
 async def test_a_conversation_that_was_lost_itself_goes_on_counting(tier: HotTier) -> None:
     partition, epoch = await tier.own("g")
     store = tier.conversations
-    assert await store.restore(partition, epoch, [lost("g", 7)], 3) == 1
+    assert await store.restore(partition, epoch, [lost("g", 7)], Covered(3, 0)) == 1
     (early,) = await store.commit(partition, epoch, [request("g", "ann", "n", message_id(900))])
     assert early.status is S.NO_CONVERSATION
     assert await tier.membership.conversation(TENANT, "g") is None
@@ -299,7 +299,7 @@ async def test_an_old_owner_restores_nothing(tier: HotTier) -> None:
     partition, epoch = await tier.group("g", {"ann": "owner"})
     await tier.own("g", boot=2)
     with pytest.raises(FencedError):
-        await tier.conversations.restore(partition, epoch, [lost("g", 1)], 3)
+        await tier.conversations.restore(partition, epoch, [lost("g", 1)], Covered(3, 0))
     with pytest.raises(FencedError):
         await tier.conversations.covered(partition, epoch)
 

@@ -4,7 +4,9 @@ import asyncio
 
 import pytest
 
+from qim_streams.limits import EPOCH_BOUNDARIES_MAX
 from qim_streams.ownership.ports import Grant, Holder
+from qim_streams.ownership.redis_leases import RedisLeaseStore
 from qim_streams.redis_tier import RedisClient
 from tests.support.hot_tier import HotTier, memory_tier, redis_tier
 from tests.support.waiting import eventually
@@ -99,3 +101,51 @@ async def test_expiry_in_memory_follows_the_given_clock() -> None:
     assert isinstance(await tier.leases.acquire("s:1", "b", 1, "host:2", 100), Holder)
     now = 100
     assert await tier.leases.acquire("s:1", "b", 1, "host:2", 100) == Grant("s:1", 2)
+
+
+async def test_an_epoch_that_a_log_has_seen_is_left_behind(tier: HotTier) -> None:
+    """A store that came back from an old copy gives epochs out again: the owner goes above the log's."""
+    leases = tier.leases
+    grant = await leases.acquire("s:1", "a", 1, "host:1", TTL_MS)
+    assert isinstance(grant, Grant)
+    assert await leases.raise_epoch(Grant("s:1", 7), "a", 1, 900) is None
+    assert await leases.raise_epoch(grant, "b", 1, 900) is None
+    assert await leases.raise_epoch(grant, "a", 1, 900) == Grant("s:1", 901)
+    assert await leases.renew([grant], "a", 1, TTL_MS) == [False]
+    assert await leases.acquire("s:1", "a", 1, "host:1", TTL_MS) == Grant("s:1", 901)
+    assert await leases.raise_epoch(Grant("s:1", 901), "a", 1, 5) == Grant("s:1", 902)
+    assert await leases.acquire("s:1", "a", 2, "host:1", TTL_MS) == Grant("s:1", 903)
+
+
+async def test_an_epoch_that_was_raised_has_a_boundary(hot_client: RedisClient) -> None:
+    leases = redis_tier(hot_client).leases
+    grant = await leases.acquire("s:1", "a", 1, "host:1", TTL_MS)
+    assert isinstance(grant, Grant)
+    await leases.raise_epoch(grant, "a", 1, 40)
+    kept = sorted(int(epoch) for epoch in await hot_client.hkeys("{s:1}:epochs"))
+    assert kept == list(range(1, 42))
+    await leases.raise_epoch(Grant("s:1", 41), "a", 1, 10_000_000)
+    epochs = {int(epoch) for epoch in await hot_client.hkeys("{s:1}:epochs")}
+    assert {10_000_001, 10_000_001 - EPOCH_BOUNDARIES_MAX + 1} <= epochs, "bounded, and the newest are there"
+
+
+@pytest.mark.parametrize("resource", ["s:1", "ob:1", "cs:1", "writers:1"])
+async def test_no_epoch_comes_twice_however_often_everything_is_lost(
+    hot_client: RedisClient, resource: str
+) -> None:
+    """FLUSHALL between takeovers, of every kind of resource: each new epoch is above all old ones."""
+    leases, seen = RedisLeaseStore(hot_client), [0]
+    for boot in range(1, 7):
+        grant = await leases.acquire(resource, f"node-{boot % 2}", boot, "host:1", TTL_MS)
+        assert isinstance(grant, Grant)
+        assert grant.epoch > max(seen), f"{grant.epoch} after {seen}"
+        seen.append(grant.epoch)
+        await leases.release([grant], f"node-{boot % 2}", boot)
+        if boot % 2:
+            await hot_client.flushall()
+            await eventually(lambda: _clock_passed(hot_client, seen[-1]), 10, "a second later")
+
+
+async def _clock_passed(client: RedisClient, epoch: int) -> bool:
+    """Grants count up by one and take longer than a second: the rule's condition, made true in a test."""
+    return int((await client.time())[0]) > epoch

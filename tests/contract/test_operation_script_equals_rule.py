@@ -10,7 +10,14 @@ from collections import Counter
 import pytest
 
 from qim_streams.commit.keys import base
-from qim_streams.commit.ports import NOTHING_CONFIRMED, Change, CommitRequest, CommitStatus, Confirmed
+from qim_streams.commit.ports import (
+    NOTHING_CONFIRMED,
+    Change,
+    CommitRequest,
+    CommitStatus,
+    Confirmed,
+    Covered,
+)
 from qim_streams.commit.rules import Head, PartitionState, commit_group, payload_digest, restore
 from qim_streams.membership.ports import Member
 from qim_streams.membership.rows import encode_member
@@ -167,8 +174,11 @@ async def test_operations_are_restored_with_their_effect(hot_client: RedisClient
         fresh = PartitionState(epoch=EPOCH, heads={(TENANT, CHAT): Head("group", 12)})
         fresh.records[TENANT, CHAT] = dict(before)
         asked = [*lost, *rng.sample(lost, len(lost) // 2)]
-        expected = restore(fresh, asked, 99)
-        assert await redis_tier(hot_client).conversations.restore(PARTITION, EPOCH, asked, 99) == expected
+        expected = restore(fresh, asked, Covered(99, EPOCH))
+        assert (
+            await redis_tier(hot_client).conversations.restore(PARTITION, EPOCH, asked, Covered(99, EPOCH))
+            == expected
+        )
         await assert_equal_rows(hot_client, fresh)
         hot = {seq for seq in before if readable(before[seq]) is not None}
         assert {seq: fresh.records[TENANT, CHAT][seq] for seq in hot} == {seq: after[seq] for seq in hot}

@@ -26,7 +26,8 @@ from qim_streams import failpoints
 from qim_streams.commit import lane, rules
 from qim_streams.commit.lane import PartitionLane
 from qim_streams.commit.outbox_tail import OutboxTail
-from qim_streams.commit.outcome import UNKNOWN, committed
+from qim_streams.commit.outcome import UNKNOWN, SendStatus, committed
+from qim_streams.commit.owned_outbox import OwnedOutbox
 from qim_streams.commit.ports import CommitStatus
 from qim_streams.commit.relay import OutboxRelay
 from qim_streams.commit.repair import OutboxRepair, Repaired
@@ -365,6 +366,30 @@ def lost_writes_go_unnoticed() -> Any:
     return patch.object(PartitionState, "number", lambda *_: None)
 
 
+def no_barrier() -> Any:
+    """A paused owner's records count whenever they come, and nobody tells it that they should not."""
+    original = OwnedOutbox.begin
+
+    async def begin(self: OwnedOutbox, partition: int, epoch: int) -> int:
+        log: list[Any] = self._outbox.log  # type: ignore[attr-defined]
+        count = len(log)
+        offset = await original(self, partition, epoch)
+        del log[count:]
+        self._stands[partition].next = count
+        return offset
+
+    return patch.object(OwnedOutbox, "begin", begin)
+
+
+def answers_behind_a_barrier() -> Any:
+    """The log leaves out what a fenced owner appends, and its sender is told that it is there."""
+
+    async def newest(*_: Any) -> int:
+        return 0
+
+    return patch.object(OwnedOutbox, "_newest", newest)
+
+
 @contextmanager
 def _both(one: Any, two: Any) -> Iterator[None]:
     with one, two:
@@ -387,7 +412,46 @@ MUTANTS = (
     no_repair,
     no_replay,
     lost_writes_go_unnoticed,
+    no_barrier,
 )
+
+
+def three_faults_at_once() -> WriterWorld:
+    """T-Z1: an owner is paused with a message in its producer, the hot tier loses that very commit, and
+    another owner numbers on; then the first one wakes up, and the broker acknowledges what it had."""
+    world = WriterWorld()
+    paused = world.rigs[world.owner]
+    world.send(world.owner, CHATS[0], "ann")
+    world.remember()
+    paused.outbox.hold = Hold.BUFFERED
+    lost = world.send(world.owner, CHATS[0], "bob")
+    world.lose_power()
+    world.expire()
+    world.boot(NODES[1])
+    world.send(NODES[1], CHATS[0], "ann")
+    world.check()
+    paused.outbox.hold = Hold.NONE
+    world.acknowledge(NODES[0], None)
+    world.check()
+    assert [outcome.status for _, outcome in lost.answers] == [SendStatus.UNKNOWN]
+    return world
+
+
+def test_a_paused_owner_and_a_store_that_forgot_what_it_had_numbered() -> None:
+    """I3, I14, P1: its record is left out, its sender is told so, and the repeat gets a number of its own."""
+    world = three_faults_at_once()
+    try:
+        assert world.left_out == 1
+        world.heal()
+        world.check_healed()
+    finally:
+        world.close()
+
+
+@pytest.mark.parametrize("mutant", [no_barrier, answers_behind_a_barrier], ids=lambda one: one.__name__)
+def test_the_three_faults_show_a_fence_that_is_none(mutant: Callable[[], Any]) -> None:
+    with mutant(), pytest.raises(AssertionError):
+        three_faults_at_once()
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)

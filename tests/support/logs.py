@@ -14,6 +14,7 @@ import redis
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from qim_streams.mailbox import watermark
+from qim_streams.ownership.log_fence import barrier_epoch
 from qim_streams.records import OUTBOX_RELAYED, MessageRecord, decode_message, decode_outbox
 
 OUTBOX, DISPATCH = "qim.outbox.v1", "qim.dispatch.v1"
@@ -84,8 +85,15 @@ def read_topic(brokers: str, topic: str) -> Iterator[Message]:
 def read_outbox(brokers: str, tenant_id: str, prefix: str) -> list[Logged]:
     """The Outbox records of a tenant whose client_message_id begins with `prefix`, in offset order."""
     found = []
+    fences: dict[int, int] = {}
     for record in read_topic(brokers, OUTBOX):
+        epoch = barrier_epoch(record.key(), record.value())
+        if epoch is not None:
+            fences[record.partition()] = max(epoch, fences.get(record.partition(), 0))
+            continue
         outer = decode_outbox(record.value())
+        if outer.fencing_epoch < fences.get(record.partition(), 0):
+            continue  # nobody takes what an old owner appends behind a barrier
         message = decode_message(outer.message)
         if message.tenant_id == tenant_id and message.client_message_id.startswith(prefix):
             relayed = bool(outer.flags & OUTBOX_RELAYED)

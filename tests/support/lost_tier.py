@@ -12,7 +12,7 @@ from qim_streams.errors import AdmissionRefused
 from qim_streams.membership.commands import GroupCommand, GroupOp
 from qim_streams.records import MessageRecord, decode_message, decode_outbox
 from qim_streams.redis_tier import RedisClient
-from qim_streams.testing.memory_outbox import MemoryMembershipLog
+from qim_streams.testing.memory_outbox import MemoryMembershipLog, without_barriers
 from qim_streams.testing.memory_writer import WriterRig
 from tests.support.hot_tier import PARTITIONS, TENANT, redis_tier
 from tests.support.writer_rig import rig_on
@@ -72,7 +72,7 @@ class World:
             self.acked[key] = (request, outcome)
 
     def messages(self) -> list[MessageRecord]:
-        return [decode_message(decode_outbox(one.value).message) for one in self.log]
+        return [decode_message(decode_outbox(one.value).message) for one in without_barriers(self.log)]
 
 
 async def everything(world: World, rig: WriterRig) -> dict[str, object]:

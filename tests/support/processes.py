@@ -6,6 +6,7 @@ Linux only (``/proc``), like the chaos tests that use it.
 import os
 import signal
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.support.stack import StackProcess
@@ -52,12 +53,16 @@ def processes_of(state_dir: Path) -> dict[int, str]:
 class ExtraWorker:
     """Another worker of a stream role, in the same consumer group, outside the supervisor."""
 
-    def __init__(self, stack: StackProcess, role: str, slot: int) -> None:
+    def __init__(
+        self, stack: StackProcess, role: str, slot: int, settings: Mapping[str, str] | None = None
+    ) -> None:
+        """`settings`: environment variables that differ from those of the stack's worker."""
         pid = stack.role(role).pid
         assert pid is not None, f"{role} does not run"
         state_dir = stack.state_dir / "extra" / f"{role}-{slot}"
         state_dir.mkdir(parents=True, exist_ok=True)
         env = environment(pid) | {"QIM_WORKER_SLOT": str(slot), "QIM_STATE_DIR": str(state_dir)}
+        env |= settings or {}
         self.name = f"{role}-{slot}"
         self._ready = state_dir / "ready"
         self._ready.unlink(missing_ok=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from confluent_kafka import Consumer, TopicPartition
 
+from qim_streams.ownership.log_fence import BARRIER_KEY
 from qim_streams.records import MessageRecord, OutboxRecord, decode_message, decode_outbox
 from qim_streams.settings import Settings
 
@@ -76,9 +77,11 @@ def read_outbox(settings: Settings) -> list[tuple[OutboxRecord, MessageRecord]]:
             while left > 0:
                 for message in consumer.consume(min(left, 1_000), timeout=10):
                     assert message.error() is None
+                    left -= 1
+                    if message.key() == BARRIER_KEY:
+                        continue
                     outbox = decode_outbox(message.value())
                     found.append((outbox, decode_message(outbox.message)))
-                    left -= 1
     finally:
         consumer.close()
     return found

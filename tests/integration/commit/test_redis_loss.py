@@ -18,6 +18,7 @@ from qim_streams.ids import direct_conversation_id
 from qim_streams.records import MessageRecord, decode_message, decode_outbox
 from qim_streams.redis_tier import RedisClient, connect
 from qim_streams.settings import Settings
+from qim_streams.testing.memory_outbox import without_barriers
 from qim_streams.testing.memory_writer import WriterRig
 from tests.support.hot_tier import redis_tier
 from tests.support.writer_rig import rig_on
@@ -90,7 +91,7 @@ def cut(server: EmbeddedRedis, nbytes: int) -> None:
 
 
 def messages(log: list[OutboxAppend]) -> list[MessageRecord]:
-    return [decode_message(decode_outbox(one.value).message) for one in log]
+    return [decode_message(decode_outbox(one.value).message) for one in without_barriers(log)]
 
 
 async def lose_and_recover(server: EmbeddedRedis, client: RedisClient, rounds: int, seed: int) -> None:

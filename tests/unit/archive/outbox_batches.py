@@ -6,6 +6,7 @@ from typing import Any
 
 from qim_streams import hlc
 from qim_streams.log_ports import Poison
+from qim_streams.ownership.log_fence import BARRIER_KEY, encode_barrier
 from qim_streams.records import MessageRecord, OutboxRecord, record_key
 
 TENANT = "acme"
@@ -62,10 +63,17 @@ def message(seq: int, conversation: str = "room", body: bytes = b"hi", tenant: s
     )
 
 
-def record(offset: int, of: MessageRecord, *, flags: int = 0, key: bytes | None = None) -> Record:
-    """The Outbox record of a message."""
-    value = OutboxRecord(of.encode(), 1, flags, None).encode()
+def record(
+    offset: int, of: MessageRecord, *, flags: int = 0, key: bytes | None = None, epoch: int = 1
+) -> Record:
+    """The Outbox record of a message, appended by the owner of `epoch`."""
+    value = OutboxRecord(of.encode(), epoch, flags, None).encode()
     return Record(key or record_key(of.tenant_id, of.conversation_id), value, offset)
+
+
+def barrier(offset: int, epoch: int) -> Record:
+    """The barrier of an owner."""
+    return Record(BARRIER_KEY, encode_barrier(epoch), offset)
 
 
 def batch(records: list[Record], *, previous: int | None = None, partition: int = 0) -> Batch:

@@ -10,7 +10,7 @@ from qim_streams.archive.memory_archive import MemoryArchive
 from qim_streams.archive.ports import ArchivedMessage
 from qim_streams.archive.service import HistoryArchiver
 from qim_streams.errors import InvariantViolation, Policy, StoreUnavailable, policy_of
-from tests.unit.archive.outbox_batches import Record, RememberedLetters, batch, message, record
+from tests.unit.archive.outbox_batches import Record, RememberedLetters, barrier, batch, message, record
 
 OUTBOX = "qim.outbox.v1"
 
@@ -261,3 +261,40 @@ async def test_a_crash_after_the_watermark_and_before_the_acknowledgement(
     assert (
         await HistoryArchiver(OUTBOX, archive, RememberedLetters(), now_ms=lambda: 0).start_position(0) == 1
     )
+
+
+async def test_what_an_old_owner_appends_behind_a_barrier_is_left_out(
+    archive: MemoryArchive, letters: RememberedLetters
+) -> None:
+    """T-Z1, I14: also after a restart, and where a batch failed between the barrier and what follows."""
+    zombie, counts = message(2, body=b"zombie"), message(2, body=b"counts")
+    first = batch([record(0, message(1), epoch=5), barrier(1, 6), record(2, zombie, epoch=5)])
+    for _ in range(2):
+        archiver = HistoryArchiver(OUTBOX, archive, letters, now_ms=lambda: 0)
+        assert await archiver.start_position(0) in (0, 3)
+        await archiver.handle(first)
+    assert (await archive.watermark(0), await archive.fence(0)) == (2, 6)
+    later = [
+        record(3, zombie, epoch=5),
+        record(4, counts, epoch=6),
+        barrier(5, 7),
+        record(6, zombie, epoch=6),
+    ]
+    archiver = HistoryArchiver(OUTBOX, archive, letters, now_ms=lambda: 0)
+    await archiver.start_position(0)
+    original, calls = archive.store, [0]
+
+    async def store(partition: int, messages: Sequence[ArchivedMessage], watermark: int) -> None:
+        calls[0] += 1
+        if calls[0] == 2:
+            raise StoreUnavailable("in the middle")
+        await original(partition, messages, watermark)
+
+    archive.store = store  # type: ignore[method-assign]
+    with pytest.raises(StoreUnavailable):
+        await archiver.handle(batch(later))
+    assert (await archive.watermark(0), await archive.fence(0)) == (4, 7), "all before the barrier is covered"
+    await archiver.handle(batch(later))
+    assert (await archive.watermark(0), await archive.fence(0)) == (6, 7)
+    assert archive.messages["acme", "room", 2] == counts.encode()
+    assert letters.letters == []

@@ -78,14 +78,14 @@ async def test_an_edit_is_a_message_of_its_own_and_changes_its_target() -> None:
     done = await world.edit("bob", 1, b"hello")
     assert (done.status, done.conversation_seq) == (SendStatus.COMMITTED, 2)
     assert (world.message(1).state, world.message(1).body, world.message(1).extra) == (1, b"hello", (1,))
-    in_log = [decode_message(decode_outbox(one.value).message) for one in world.rig.outbox.log]
+    in_log = [decode_message(decode_outbox(one.value).message) for one in world.rig.outbox.messages]
     assert [(one.kind, one.body) for one in in_log] == [(0, b"helo"), (KIND_EDIT, b"hello")]
     assert in_log[1].extra == (0, 1, 1)
     assert world.rows[2] == in_log[1].encode()
     assert await world.edit("bob", 1, b"hello") == done, "a repeat is answered the same"
     assert (await world.edit("bob", 1, b"other")).code == "CLIENT_MESSAGE_ID_CONFLICT"
     assert (await world.edit("bob", 2, b"hello")).code == "CLIENT_MESSAGE_ID_CONFLICT"
-    assert len(world.rig.outbox.log) == 2
+    assert len(world.rig.outbox.messages) == 2
 
 
 async def test_refusals_have_their_codes_and_nothing_happens() -> None:
@@ -246,7 +246,7 @@ async def test_an_edit_whose_commit_is_unsure_is_settled_with_its_revision(fault
     world.rig.tier.faults.append(fault)
     done = await world.edit("bob", 1, b"two", "e2")
     assert (done.status, done.conversation_seq) == (SendStatus.COMMITTED, 3)
-    last = decode_outbox(world.rig.outbox.log[-1].value).message
+    last = decode_outbox(world.rig.outbox.messages[-1].value).message
     assert last == world.rows[3]
     assert decode_message(last).extra == (0, 1, 2)
     assert world.message(1).extra == (2,)
@@ -264,13 +264,13 @@ async def test_an_edit_that_a_killed_writer_had_numbered_is_relayed_and_answered
     rig.writer.submit([SendJob(request, answers.append, 1e12)])
     await eventually(lambda: world.message(1).state == 1)
     rig.kill()
-    assert len(rig.outbox.log) == 1
+    assert len(rig.outbox.messages) == 1
     world.rig = WriterRig(
         rig.tier, rig.outbox.log, boot=2, archive=world.archive, change_log=rig.change_log,
         now_ms=lambda: world.now_ms,
     )  # fmt: skip
     await world.rig.take(0)
-    in_log = [decode_outbox(one.value) for one in rig.outbox.log]
+    in_log = [decode_outbox(one.value) for one in rig.outbox.messages]
     assert [one.flags for one in in_log] == [0, OUTBOX_RELAYED]
     assert in_log[1].message == world.rows[2]
     outcome = await world.rig.writer.send(request)
@@ -286,7 +286,7 @@ async def test_a_hot_tier_that_forgot_that_a_message_is_settled_appends_no_edite
     rig.outbox.hold = Hold.ARRIVED
     answers: list[SendOutcome] = []
     rig.writer.submit([SendJob(await rig.request(CHAT, "bob", "m", b"old"), answers.append, 1e12)])
-    await eventually(lambda: rig.outbox.log)
+    await eventually(lambda: rig.outbox.messages)
     forgotten = rig.tier.remember()
     rig.outbox.hold = Hold.NONE
     rig.outbox.acknowledge()
@@ -301,5 +301,5 @@ async def test_a_hot_tier_that_forgot_that_a_message_is_settled_appends_no_edite
     )  # fmt: skip
     await world.rig.take(0)
     assert (world.message(1).state, world.message(1).body) == (1, b"new")
-    copies = [decode_message(decode_outbox(one.value).message) for one in rig.outbox.log]
+    copies = [decode_message(decode_outbox(one.value).message) for one in rig.outbox.messages]
     assert {(one.state, one.body) for one in copies if one.conversation_seq == 1} == {(0, b"old")}

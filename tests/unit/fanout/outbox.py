@@ -9,6 +9,7 @@ from qim_streams.fanout.service import FanoutCoordinator
 from qim_streams.fanout.versions import MembershipVersions
 from qim_streams.log_ports import Outgoing, Poison
 from qim_streams.mailbox.memory_table import MemoryTable
+from qim_streams.ownership.log_fence import BARRIER_KEY, encode_barrier
 from qim_streams.placement import outbox_partition
 from qim_streams.records import (
     GroupDispatch,
@@ -62,10 +63,16 @@ def record(
     members: dict[int, tuple[int, bytes]] | None = MEMBERS,
     flags: int = 0,
     key: bytes | None = None,
+    epoch: int = 1,
 ) -> Record:
-    """The Outbox record of a message."""
-    value = OutboxRecord(one.encode(), 1, flags, members).encode()
+    """The Outbox record of a message, appended by the owner of `epoch`."""
+    value = OutboxRecord(one.encode(), epoch, flags, members).encode()
     return Record(offset, key or record_key(one.tenant_id, one.conversation_id), value)
+
+
+def barrier(offset: int, epoch: int) -> Record:
+    """The barrier of an owner."""
+    return Record(offset, BARRIER_KEY, encode_barrier(epoch))
 
 
 class Log:

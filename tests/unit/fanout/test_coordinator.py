@@ -9,8 +9,9 @@ from qim_streams.errors import StoreUnavailable
 from qim_streams.fanout import metrics
 from qim_streams.fanout import service as service_module
 from qim_streams.fanout.progress import ConversationProgress, OutboxPage, decode_outbox_page
+from qim_streams.ownership.log_fence import BARRIER_KEY
 from qim_streams.records import OUTBOX_RELAYED
-from tests.unit.fanout.outbox import Bench, conversation_in, message, record
+from tests.unit.fanout.outbox import Bench, barrier, conversation_in, message, record
 
 CHAT = conversation_in(0)
 
@@ -42,7 +43,7 @@ async def test_ten_copies_are_one_message(bench: Bench) -> None:
         await bench.handle(record(offset, one, flags=OUTBOX_RELAYED))
     assert len(bench.log.dispatches()) == 2
     assert bench.graveyard.buried == []
-    assert ConversationProgress(bench.table).read(0) == 9
+    assert ConversationProgress(bench.table).read(0).dispatched_through == 9
 
 
 async def test_the_same_id_with_other_bytes_is_buried(bench: Bench) -> None:
@@ -66,13 +67,13 @@ async def test_poison_costs_itself(bench: Bench) -> None:
     assert [(one.record, one.topic, one.partition) for one in bench.graveyard.buried] == [
         (poison, "qim.outbox.v1", 0)
     ]
-    assert ConversationProgress(bench.table).read(0) == 3
+    assert ConversationProgress(bench.table).read(0).dispatched_through == 3
 
 
 async def test_a_batch_of_poison_only(bench: Bench) -> None:
     await bench.handle(record(0, message(9, CHAT), key=b"wrong"))
     assert bench.log.calls == []
-    assert ConversationProgress(bench.table).read(0) == 0
+    assert ConversationProgress(bench.table).read(0).dispatched_through == 0
 
 
 async def test_a_hole_in_the_seq_is_an_alarm_and_no_stop(bench: Bench) -> None:
@@ -92,7 +93,7 @@ async def test_a_failed_append_is_repeated_with_the_same_bytes(bench: Bench) -> 
     bench.log.fail_after = 3
     with pytest.raises(StoreUnavailable):
         await bench.handle(*batch)
-    assert ConversationProgress(bench.table).read(0) == -1
+    assert ConversationProgress(bench.table).read(0).dispatched_through == -1
     await bench.handle(*batch)
     values = [one.value for one in bench.log.records]
     assert values[3:6] == values[:3]
@@ -170,6 +171,30 @@ async def test_the_failpoint_between_two_appends(bench: Bench) -> None:
 
 
 def test_the_page_comes_back() -> None:
-    page = OutboxPage(7, 9)
+    page = OutboxPage(7, 9, 5)
     assert decode_outbox_page(page.encode()) == page
-    assert page.encode().hex() == "01920709"
+    assert page.encode().hex() == "0193070905"
+    assert decode_outbox_page(bytes.fromhex("01920709")) == OutboxPage(7, 9, 0), "as older versions wrote it"
+
+
+async def test_what_an_old_owner_appends_behind_a_barrier_is_left_out(bench: Bench) -> None:
+    """T-Z1, I14: also after a restart in between; a batch that failed is judged again as it was."""
+    old, new = message(2, CHAT, body=b"zombie"), message(3, CHAT, seq=2)
+    await bench.handle(record(0, message(1, CHAT), epoch=5), barrier(1, 6), record(2, old, epoch=5))
+    bench.restart()
+    assert await bench.coordinator.start_position(0) == 3
+    bench.log.fail_after = 0
+    batch = (record(3, old, epoch=5), record(4, new, epoch=6), barrier(5, 7), record(6, old, epoch=6))
+    with pytest.raises(StoreUnavailable):
+        await bench.handle(*batch)
+    await bench.handle(*batch)
+    assert [one.fencing_epoch for one in bench.log.dispatches()] == [5, 5, 6, 6]
+    assert bench.graveyard.buried == []
+    assert ConversationProgress(bench.table).read(0)[:3] == (6, 5_000, 7)
+
+
+async def test_what_only_looks_like_a_barrier_is_poison(bench: Bench) -> None:
+    forged = record(0, message(1, CHAT), epoch=9, key=BARRIER_KEY)
+    await bench.handle(forged, record(1, message(1, CHAT), epoch=5))
+    assert [one.record.offset for one in bench.graveyard.buried] == [0]
+    assert len(bench.log.dispatches()) == 2

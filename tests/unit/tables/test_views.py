@@ -90,6 +90,7 @@ def test_lanes_and_outbox_pages() -> None:
     assert conversation_progress.row(PAGE_KEY, OutboxPage(5, 6).encode()) == {
         "dispatched_through": 5,
         "at_ms": 6,
+        "fence": 0,
     }
 
 
