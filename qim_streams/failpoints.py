@@ -50,8 +50,8 @@ NAMES = frozenset(
         "gateway.mailbox_batch_partial",
         "gateway.sync_complete_checked",
         "gateway.push_partial",
-    }
         "webhook.delivered",
+    }
 )
 
 

@@ -46,8 +46,8 @@ class Settings(BaseSettings):
     node_id: str = _setting("node-1", "stack", "stable name of this node; leases and static group membership")
     brokers: str = _setting("127.0.0.1:9092", "stack", "Kafka bootstrap servers, comma separated")
     redis_url: SecretStr = _setting(SecretStr("redis://127.0.0.1:6379/0"), "stack", "Redis of the hot tier")
-    topic_profile: str = _setting(
     redis_url_file: Path | None = _setting(None, "stack", "file with redis_url, password included")
+    topic_profile: str = _setting(
         "dev", "stack", "column of topics.yaml: dev or production", pattern="^(dev|production)$"
     )
     outbox_partitions: int = _setting(
@@ -236,6 +236,12 @@ class Settings(BaseSettings):
     bitmap_cache_max: int = _setting(4_096, "streams", "member bitmaps kept per worker", ge=16)
     body_cache_max: int = _setting(20_000, "streams", "recent bodies kept per worker", ge=16)
 
+    # -- webhooks
+    webhooks_file: Path | None = _setting(
+        None, "webhooks", "YAML file of applications' endpoints; unset = no webhooks"
+    )
+    webhook: str = _setting("", "webhooks", "the endpoint of that file that this worker tells")
+
     # -- archive
     archive: str = _setting("rocksdb", "archive", "rocksdb or cassandra", pattern="^(rocksdb|cassandra)$")
     archive_rocksdb_dir: Path | None = _setting(None, "archive", "directory; default <state_dir>/archive")
@@ -250,12 +256,6 @@ class Settings(BaseSettings):
         "qim", "archive", "keyspace of the archive", pattern="^[a-z][a-z0-9_]{0,47}$"
     )
     cassandra_local_dc: str = _setting(
-    # -- webhooks
-    webhooks_file: Path | None = _setting(
-        None, "webhooks", "YAML file of applications' endpoints; unset = no webhooks"
-    )
-    webhook: str = _setting("", "webhooks", "the endpoint of that file that this worker tells")
-
         "", "archive", "data centre whose hosts are asked; empty = that of the first host that answers"
     )
     cassandra_consistency: str = _setting(

@@ -50,6 +50,7 @@ OWN_CODES: Final = {
 }
 _STATUS: Final = {
     "NO_CONVERSATION": 404,
+    "NO_ROOM": 404,
     "NOT_ALLOWED": 403,
     "RATE_LIMITED": 429,
     "TOO_MANY_IN_FLIGHT": 429,

@@ -10,6 +10,7 @@ from typing import Protocol
 from qim_streams.membership.commands import GroupCommand, GroupState
 from qim_streams.membership.ports import Conversation
 from qim_streams.quotas.ports import RulesStore
+from qim_streams.rooms.commands import RoomAct, RoomCreate, RoomJoin, RoomView
 from qim_streams.trace.model import MessageTrace
 
 
@@ -38,6 +39,25 @@ class Tracing(Protocol):
         """The way of a message; the conversation, when known, narrows the search."""
 
 
+class RoomAdmin(Protocol):
+    """Chat rooms. AdmissionRefused; StoreUnavailable: repeating a call is safe."""
+
+    async def create(self, request: RoomCreate) -> RoomView:
+        """Make a room; making the same one again changes nothing."""
+
+    async def look(self, request: RoomJoin) -> RoomView:
+        """A room as its writer sees it."""
+
+    async def act(self, request: RoomAct) -> RoomView:
+        """Mute, kick, close, ..."""
+
+    async def list(self, tenant_id: str, after_room_id: str, limit: int) -> list[str]:
+        """Ids of open rooms, ascending, above `after_room_id`."""
+
+    async def count(self, tenant_id: str, room_id: str) -> int:
+        """Connections in a room, over all gateways, a few seconds old."""
+
+
 class TokenMint(Protocol):
     """Issuing access tokens."""
 
@@ -64,3 +84,4 @@ class ApiDeps:
     mint: TokenMint | None
     rules: RulesStore
     probes: Mapping[str, Probe]
+    rooms: RoomAdmin | None = None

@@ -23,6 +23,7 @@ from qim_streams.membership.redis_store import RedisMembershipStore
 from qim_streams.ownership.redis_leases import RedisLeaseStore
 from qim_streams.quotas.redis_quotas import RedisTenantRules
 from qim_streams.redis_tier import RedisClient, connect, translated
+from qim_streams.roles.room_admin import LinkedRooms
 from qim_streams.roles.tracing import partition_of, tracing
 from qim_streams.script_pipe import ScriptPipe
 from qim_streams.settings import Settings
@@ -42,13 +43,16 @@ async def run_api(settings: Settings, stop: asyncio.Event) -> None:
         NODE_PREFIX + settings.node_id,
         settings.outbox_partitions,
     )
+    rooms = LinkedRooms(settings, redis, NODE_PREFIX + settings.node_id)
     listener = listen(settings.api_host, settings.api_port)
     try:
         await links.start()
+        await rooms.start()
         async with tracing(settings, redis) as trace:
-            await serve(build_api(_deps(settings, key, redis, links, trace)), listener, stop)
+            await serve(build_api(_deps(settings, key, redis, links, rooms, trace)), listener, stop)
     finally:
         listener.close()
+        await rooms.close()
         await links.close()
         await redis.aclose()
 
@@ -65,7 +69,12 @@ class WriterCommands:
 
 
 def _deps(
-    settings: Settings, key: bytes, redis: RedisClient, links: WriterLinks, trace: TraceDeps
+    settings: Settings,
+    key: bytes,
+    redis: RedisClient,
+    links: WriterLinks,
+    rooms: LinkedRooms,
+    trace: TraceDeps,
 ) -> ApiDeps:
     place = partial(partition_of, settings.outbox_partitions)
     return ApiDeps(
@@ -76,6 +85,7 @@ def _deps(
         trace=partial(_trace, trace),
         mint=_mint(settings),
         rules=RedisTenantRules(redis),
+        rooms=rooms,
         probes={"redis": partial(_ask_redis, redis), "log": partial(_ask_log, trace)},
     )
 
