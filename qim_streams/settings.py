@@ -280,6 +280,12 @@ class Settings(BaseSettings):
         7 * 86_400, "archive", "silence after which a conversation's archived messages leave Redis", ge=60
     )
 
+    # -- webhooks
+    webhooks_file: Path | None = _setting(
+        None, "webhooks", "YAML file of applications' endpoints; unset = no webhooks"
+    )
+    webhook: str = _setting("", "webhooks", "the endpoint of that file that this worker tells")
+
     # -- api
     api_host: str = _setting("127.0.0.1", "api", "address of the HTTP admin API")
     api_port: int = _setting(8081, "api", "port of the HTTP admin API; 0 = any free", ge=0, le=65535)

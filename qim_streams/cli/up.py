@@ -12,7 +12,7 @@ from qim_streams.embedded.roles import RestartPolicy
 from qim_streams.embedded.stack import wipe
 from qim_streams.embedded.status import read_status
 from qim_streams.errors import ConfigError
-from qim_streams.settings import load_settings
+from qim_streams.settings import Settings, load_settings
 from qim_streams.stack import plan
 
 DOWN_TIMEOUT_S = 60.0

@@ -22,11 +22,20 @@ STREAM_ROLES = {
     "webhook": "agents.webhooks",
 }
 SERVER_ROLES = ("writer", "rooms", "gateway", "api")
-START_ORDER = ("writer", "rooms", "fanout", "mailbox", "archiver", "qsession", "notification", "gateway", "api")
+START_ORDER = (
+    "writer",
+    "rooms",
+    "fanout",
+    "mailbox",
+    "archiver",
+    "qsession",
+    "notification",
+    "gateway",
+    "api",
+)
 SCALABLE = frozenset({"fanout", "mailbox", "qsession", "notification"})
-OPTIONAL = frozenset(
-    {"rooms", "archiver", "qsession", "notification"}
-)  # nothing waits for them; what they make is missing or dearer
+# Nothing waits for them; what they make is missing or dearer.
+OPTIONAL = frozenset({"rooms", "archiver", "qsession", "notification"})
 WEBHOOK_PREFIX = "webhook-"
 READY_FILE = "ready"
 
@@ -87,7 +96,7 @@ def role_names(options: StackOptions) -> list[tuple[str, str, int]]:
             f"--without {', '.join(sorted(options.without))}: only {', '.join(sorted(OPTIONAL))} may be left "
             "out, and not beside --workers of the same role"
         )
-    return [
+    named = [
         (role if slot == 0 else f"{role}-{slot}", role, slot)
         for role in START_ORDER
         if role not in options.without
