@@ -35,6 +35,7 @@ NAMES = frozenset(
         "mailbox.entries_partial",
         "mailbox.entries_durable",
         "mailbox.progress_marked",
+        "mailbox.slice_written",
         "mailbox.all_chunks_done",
         "mailbox.watermark_advanced",
         "mailbox.pushed",

@@ -214,6 +214,16 @@ class Settings(BaseSettings):
         ge=1,
         le=limits.WRITEBATCH_ENTRIES_MAX,
     )
+    mailbox_large_record_entries: int = _setting(
+        500, "streams", "recipients in one shard above which a record is written in slices", ge=1, le=2_000
+    )
+    mailbox_slice_entries: int = _setting(500, "streams", "entries of such a slice", ge=1, le=2_000)
+    mailbox_slice_wait_ms: int = _setting(
+        50, "streams", "how long a slice gives way to small records at most", ge=0, le=60_000
+    )
+    lane_stall_failover_s: float = _setting(
+        120.0, "streams", "a record that waits longer for W costs its worker the shard; 0 = never", ge=0
+    )
     mailbox_entries_max: int = _setting(
         10_000, "streams", "entries a mailbox keeps; older ones are trimmed, their readers rebuild", ge=4_000
     )

@@ -1,8 +1,8 @@
 """The table ``lane_watermarks``: what W of a shard must never be found below.
 
 One value per shard, absolute: packed W, the epoch that wrote it, and when. It is written after the store
-moved, so it never promises more than was true; a store that is found below it has lost writes, and the
-shard replays from the store's own W before it is caught up (Spec: §11 rule 2).
+moved, so it never promises more than was true; a store that is found below it, in any lane, has lost
+writes, and the shard replays from the store's own W before it is caught up (Spec: §11 rule 2).
 
 It also says since which epoch the shard has been numbered by this log (`kept`). Whoever makes the log anew
 deletes the row.
@@ -15,6 +15,7 @@ from typing import NamedTuple
 from qim_streams.codec import pack_fields, unpack_fields
 from qim_streams.mailbox import watermark as rule
 from qim_streams.mailbox.ports import ChangelogTable
+from qim_streams.mailbox.watermark import Marks
 
 _PREFIX = b"w"
 UNKNOWN_EPOCH = 0  # epochs count from 1
@@ -50,19 +51,19 @@ class WatermarkFloors:
     def __init__(self, table: ChangelogTable) -> None:
         self._table = table
 
-    def read(self, shard: int) -> int:
-        """The coverage that the table holds, -1 for none."""
+    def read(self, shard: int) -> Marks:
+        """W that the table holds, -1 for none."""
         data = self._table.read(shard, floor_key(shard))
-        return rule.NOTHING if data is None else rule.coverage(decode_floor(data).lanes)
+        return rule.NOTHING if data is None else rule.marks(decode_floor(data).lanes)
 
     def since_epoch(self, shard: int) -> int:
         """Since which epoch the shard has been numbered by this log; `UNKNOWN_EPOCH`: nobody wrote it."""
         data = self._table.read(shard, floor_key(shard))
         return UNKNOWN_EPOCH if data is None else decode_floor(data).since_epoch
 
-    def write(self, shard: int, coverage: int, epoch: int, at_ms: int) -> None:
-        """Set all lanes to `coverage`; durable after `barrier`. The first writer of a log says since when."""
-        lanes = rule.unpack(rule.pack_uniform(coverage))
+    def write(self, shard: int, stands: Marks, epoch: int, at_ms: int) -> None:
+        """Set the lanes to `stands`; durable after `barrier`. The first writer of a log says since when."""
+        lanes = rule.lanes_of(stands)
         since = self.since_epoch(shard) or epoch
         self._table.write_batch(shard, {floor_key(shard): Floor(lanes, epoch, at_ms, since).encode()})
 

@@ -1,10 +1,10 @@
--- Write mailbox entries of one shard and, unless this is a step of a larger record, move its watermark.
+-- Write mailbox entries of one shard and, unless this is a step of a larger lane, move its watermark.
 --
 -- KEYS[1] {s:k}:epoch   KEYS[2] {s:k}:w (hash: w, epoch, open, steps)
 -- ARGV[1] epoch of the caller
 -- ARGV[2] expected W, packed
 -- ARGV[3] observed W, packed     ("" = a step: W stays)
--- ARGV[4] name of the open record ("" = none)
+-- ARGV[4] name of the open record, that is, of one lane of a record that is written in steps ("" = none)
 -- ARGV[5] a step: its number; else: the number of steps that must stand
 -- ARGV[6] entries a mailbox may hold (0 = unbounded)
 -- ARGV[7] msgpack [[tenant, stream id, value, little-endian u32 ordinals], ...]
@@ -15,13 +15,14 @@
 --
 -- Why a repeated or interrupted write leaves no hole. Claim: in every mailbox the stored ids are a
 -- prefix of the ids that the log assigns to it (below its trim). (1) A call writes a mailbox's entries
--- in ascending order and stops at the first error, so a torn call leaves a prefix. (2) Nothing is
--- written unless W stands right before the first record of the call, and up to W all is complete: this
--- also holds when the server lost its last writes, since W falls back with the entries. (3) What lies
--- above W was left by an interrupted call for the same records, and is asked for again in the same
--- order: who the members are is immutable. (4) An old owner is refused by the epoch. Hence when XADD
--- says that an id is not above the last one, the entry is there: skipping it is right, and a missing
--- one is always above the last id, where XADD can still put it.
+-- in ascending order and stops at the first error, so a torn call leaves a prefix. (2) W is compared as a
+-- whole, all 64 lanes, so nothing is written into a lane unless it stands right before the first record
+-- of the call that touches it, and up to there all of the lane is complete: this also holds when the
+-- server lost its last writes, since W falls back with the entries. (3) What lies above W[lane] was left
+-- by an interrupted call for the same records, and is asked for again in the same order, lane by lane:
+-- who the members are is immutable, and a mailbox belongs to one lane. (4) An old owner is refused by the
+-- epoch. Hence when XADD says that an id is not above the last one, the entry is there: skipping it is
+-- right, and a missing one is always above the last id, where XADD can still put it.
 local epoch = redis.call('GET', KEYS[1]) or '0'
 if epoch ~= ARGV[1] then
   return redis.error_reply('FENCED ' .. epoch)
@@ -82,5 +83,5 @@ if is_step then
   return {stands, steps}
 end
 redis.call('HSET', KEYS[2], 'w', ARGV[3], 'epoch', epoch)
-if open ~= '' then redis.call('HDEL', KEYS[2], 'open', 'steps') end
+if record ~= '' then redis.call('HDEL', KEYS[2], 'open', 'steps') end
 return {ARGV[3], 0}

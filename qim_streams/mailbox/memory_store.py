@@ -17,6 +17,7 @@ from qim_streams.mailbox.entries import check_size
 from qim_streams.mailbox.kept import KeptPositions
 from qim_streams.mailbox.ports import EntryGroup, StoredEntry, Stretch, WatermarkState
 from qim_streams.mailbox.trim_ports import TrimStep
+from qim_streams.mailbox.watermark import Marks
 from qim_streams.placement import LANES
 
 Address = tuple[int, int]
@@ -67,14 +68,14 @@ class MemoryMailboxStore:
         return self._shard(shard).kept
 
     async def write_step(
-        self, shard: int, epoch: int, groups: Sequence[EntryGroup], expected: int, record: str, step: int
+        self, shard: int, epoch: int, groups: Sequence[EntryGroup], expected: Marks, record: str, step: int
     ) -> int:
         """See `MailboxStore.write_step`."""
         if not record:
             raise ValueError("a step belongs to a record")
         check_size(groups)
         state = self._fenced(shard, epoch)
-        if any(seq != expected for seq in state.lanes):
+        if rule.marks(state.lanes) != expected:
             return -1
         steps = state.open_steps if state.open_record == record else 0
         if step > steps:
@@ -88,12 +89,12 @@ class MemoryMailboxStore:
         shard: int,
         epoch: int,
         groups: Sequence[EntryGroup],
-        expected: int,
-        observed: int,
+        expected: Marks,
+        observed: Marks,
         *,
         record: str = "",
         steps: int = 0,
-    ) -> int:
+    ) -> Marks:
         """See `MailboxStore.write_and_advance`."""
         rule.check_advance(expected, observed)
         check_size(groups)
@@ -101,9 +102,11 @@ class MemoryMailboxStore:
         moved = rule.advance(state.lanes, expected, observed)
         complete = not record or (state.open_record == record and state.open_steps >= steps)
         if moved is None or not complete:
-            return rule.coverage(state.lanes)
+            return rule.marks(state.lanes)
         self._write(state, groups)
-        state.epoch, state.lanes, state.open_record, state.open_steps = epoch, moved, "", 0
+        state.epoch, state.lanes = epoch, moved
+        if record:
+            state.open_record, state.open_steps = "", 0
         return observed
 
     async def watermarks(self, shards: Sequence[int]) -> list[WatermarkState]:

@@ -18,10 +18,17 @@ MAILBOXED = Histogram(
     "From commit to the W that covers it, oldest of a batch",
     buckets=_SECONDS,
 )
+SLICES = Counter("qim_mailbox_slices_total", "Slices of large records by their turn", ("turn",))
+OLDEST = Gauge(
+    "qim_mailbox_oldest_uncovered_seconds",
+    "For how long the oldest record that was read waits for W, per shard",
+    ("shard",),
+)
 WATERMARK = Gauge("qim_mailbox_watermark_seq", "W of a MailboxShard: what all of its lanes cover", ("shard",))
 ALARMS = Counter("qim_mailbox_alarms_total", "What an operator must look at", ("kind",))
 """Kinds: forged_repeat (a dispatch_id came again with other content), members_missing (a member bitmap is
-gone), store_refused (a mailbox refuses its entry), store_fell_back (W was found lower than it was),
+gone), store_refused (a mailbox refuses its entry), lane_stall (a shard was given up because records waited
+for too long), store_fell_back (W was found lower than it was),
 trim_failed (a shard was not trimmed by age in this round)."""
 
 TRIMMED = Counter("qim_mailbox_trimmed_entries_total", "Entries that left their mailboxes by age")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from qim_streams.mailbox.kept import KeptPositions
+from qim_streams.mailbox.watermark import Marks
 
 NOTHING = -1
 
@@ -26,7 +27,7 @@ class EntryGroup(NamedTuple):
 class WatermarkState:
     """A shard as the store holds it: 64 watermarks (-1 = nothing) and the last writer's epoch.
 
-    `open_record` names a record that is being written in several steps ("" = none); its first
+    `open_record` names a lane of a record that is being written in several steps ("" = none); its first
     `open_steps` steps are in the store. `promised`: W has been there before; a lane that stands below is
     being written again, and what it lacks is not gone.
     """
@@ -62,21 +63,23 @@ class MailboxStore(Protocol):
 
     Writing an entry twice is harmless: the second write of a (mailbox_seq, event_ordinal) changes
     nothing, provided that a mailbox's entries are written in order of (mailbox_seq, event_ordinal) and
-    that a repetition starts where the interrupted attempt started. A store that falls back to an
-    earlier state of itself loses entries and marks together, so `open_steps` and W stay true.
+    that a repetition starts in each lane where the interrupted attempt started. W is given lane by lane
+    (`Marks`) and compared as a whole: a lane that is not meant to move is in both. A store that falls back
+    to an earlier state of itself loses entries and marks together, so `open_steps` and W stay true.
 
     StoreError UNKNOWN is resolved by repeating the call or reading the watermark back. At most
     `limits.WRITEBATCH_ENTRIES_MAX` mailboxes per call, ValueError beyond.
     """
 
     async def write_step(
-        self, shard: int, epoch: int, groups: Sequence[EntryGroup], expected: int, record: str, step: int
+        self, shard: int, epoch: int, groups: Sequence[EntryGroup], expected: Marks, record: str, step: int
     ) -> int:
         """Make the entries of step number `step` (from 0) of `record` durable; W stays at `expected`.
 
         Returns how many steps of the record stand afterwards: `step` + 1 or more. A smaller number
-        means that nothing was written: earlier steps are missing (go on from there), or, for -1, all
-        lanes do not stand at `expected`. Step 0 opens a record; another one that was open is forgotten.
+        means that nothing was written: earlier steps are missing (go on from there), or, for -1, W does
+        not stand at `expected`. Step 0 opens a record; another one that was open is forgotten. Calls
+        that move W in between leave it open.
         """
 
     async def write_and_advance(
@@ -84,17 +87,17 @@ class MailboxStore(Protocol):
         shard: int,
         epoch: int,
         groups: Sequence[EntryGroup],
-        expected: int,
-        observed: int,
+        expected: Marks,
+        observed: Marks,
         *,
         record: str = "",
         steps: int = 0,
-    ) -> int:
-        """Entries and then W, atomically: all lanes from `expected` to `observed` by compare-and-set.
+    ) -> Marks:
+        """Entries and then W, atomically: the lanes from `expected` to `observed` by compare-and-set.
 
-        With `record`, all of its `steps` must stand, too. Returns the coverage that stands afterwards:
-        `observed`, or, when a condition did not hold, the persisted coverage as it was, and nothing was
-        written. Needs `observed` > `expected`; `groups` may be empty. Spec: §5.
+        With `record`, all of its `steps` must stand, too, and it is closed. Returns the W that stands
+        afterwards: `observed`, or, when a condition did not hold, the persisted W as it was, and nothing
+        was written. No lane may go back, at least one must move; `groups` may be empty. Spec: §5.
         """
 
     async def watermarks(self, shards: Sequence[int]) -> list[WatermarkState]:

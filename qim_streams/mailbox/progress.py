@@ -16,6 +16,9 @@ sends it again. Notes that died with the process are made again, because their r
 Retention is by time: each new page takes at most `EXPIRE_PAGES_MAX` old pages with it, and their index
 entries; the newest page always stays, because it is the stage's position.
 
+Notes may reach further than what is durable in every lane: a page ends where that does (`through`), and the
+rest stays noted. The record that holds it back is marked beside the page: which of its chunks are durable.
+
 Not here: whether entries and W are durable (``service`` writes a page only after both).
 
 Spec: §5, §14.6, §14.7.
@@ -67,7 +70,8 @@ class _Partition:
     # since the last page: where the next one begins (None: nothing noted), ends, what it will hold
     noted_first: int | None = None
     noted_last: int = NOTHING
-    noted: dict[bytes, DoneDispatch] = field(default_factory=dict)
+    noted: dict[bytes, DoneDispatch] = field(default_factory=dict)  # offsets ascend
+    paged_last: int | None = None  # what the page that is not settled yet ends with
 
 
 class DispatchProgress:
@@ -117,15 +121,9 @@ class DispatchProgress:
         return found
 
     def open(self, partition: int) -> OpenProgress | None:
-        """The record that is being written in steps, None when there is none."""
+        """The large record that some lanes have and others do not, None when there is none."""
         data = self._table.read(partition, OPEN_KEY)
         return None if data is None else decode_open(data)
-
-    async def mark_open(self, partition: int, progress: OpenProgress) -> None:
-        """Make the chunks in `progress` durable as done. Their entries must be, already. Spec: §5."""
-        self._table.write_batch(partition, {OPEN_KEY: progress.encode()})
-        self._partitions[partition].open_written = True
-        await self._table.barrier(partition)
 
     def note(self, partition: int, first: int, last: int, rows: Sequence[DoneDispatch]) -> None:
         """The records `first` to `last` are done; durable with the next page. Spans follow one another."""
@@ -135,24 +133,49 @@ class DispatchProgress:
         state.noted_last = last
         state.noted.update({row.dispatch_id: row for row in rows})
 
-    def write_page(self, partition: int, now_ms: int) -> int | None:
+    def write_page(
+        self, partition: int, now_ms: int, *, through: int | None = None, opened: OpenProgress | None = None
+    ) -> int | None:
         """Write what was noted as a page with its index entries; durable after `barrier`, then `settle`.
 
-        The last offset of the page; None when nothing was noted. May be called again if it failed.
+        Of the notes only those up to `through` (inclusive; None: all). `opened`: the large record behind
+        them, with its durable chunks. The last offset of the page; None when it would be empty. May be
+        called again if it failed.
         """
         state = self._partitions[partition]
-        first, last, rows = state.noted_first, state.noted_last, tuple(state.noted.values())
-        if first is None:
+        puts: dict[bytes, bytes | None] = {}
+        if opened is not None:
+            puts[OPEN_KEY] = opened.encode()
+        elif state.open_written:
+            puts[OPEN_KEY] = None
+        state.open_written = opened is not None
+        first, last = state.noted_first, state.noted_last
+        if through is not None:
+            last = min(last, through)
+        if first is None or last < first:
+            if puts:
+                self._table.write_batch(partition, puts)
             return None
-        page = Page(first, last, now_ms, rows)
-        puts: dict[bytes, bytes | None] = {page_key(first, last): page.encode()}
+        self._add_page(partition, state, (first, last, now_ms), puts)
+        state.paged_last, state.newest = last, max(state.newest, last)
+        return last
+
+    def _add_page(
+        self,
+        partition: int,
+        state: _Partition,
+        span: tuple[int, int, int],
+        puts: dict[bytes, bytes | None],
+    ) -> None:
+        first, last, now_ms = span
+        rows = tuple(state.noted.values())
+        if last < state.noted_last:
+            rows = tuple(row for row in rows if row.offset <= last)
+        puts[page_key(first, last)] = Page(first, last, now_ms, rows).encode()
         local: dict[bytes, bytes | None] = {
             _ID + dispatch_id: encode_seen(offset, digest) for offset, dispatch_id, digest in rows
         }
         local[_MARK] = page_key(first, last)
-        if state.open_written:
-            puts[OPEN_KEY] = None
-            state.open_written = False
         if state.oldest_at_ms is None:
             state.oldest_at_ms = now_ms
         elif now_ms - state.oldest_at_ms > self._retention_ms:
@@ -160,13 +183,18 @@ class DispatchProgress:
         if state.sweep_from is not None:
             self._sweep(partition, state, local)
         self._table.write_batch(partition, puts, local)
-        state.newest = max(state.newest, last)
-        return last
 
     def settle(self, partition: int) -> None:
-        """The page is durable: forget the notes. Nothing may have been noted since `write_page`."""
+        """The page is durable: forget its notes. Nothing may have been noted since `write_page`."""
         state = self._partitions[partition]
-        state.noted_first, state.noted = None, {}
+        last, state.paged_last = state.paged_last, None
+        if last is None:
+            return
+        if last >= state.noted_last:
+            state.noted_first, state.noted = None, {}
+        else:
+            state.noted_first = last + 1
+            state.noted = {one: row for one, row in state.noted.items() if row.offset > last}
 
     async def barrier(self, partition: int) -> None:
         """Wait until the pages written so far are in the changelog."""

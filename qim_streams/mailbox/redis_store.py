@@ -28,6 +28,7 @@ from qim_streams.mailbox import watermark as rule
 from qim_streams.mailbox.entries import check_size
 from qim_streams.mailbox.kept import KeptPositions
 from qim_streams.mailbox.ports import EntryGroup, StoredEntry, Stretch, WatermarkState
+from qim_streams.mailbox.watermark import Marks
 from qim_streams.redis_tier import RedisClient, Script, exchange, translate, translated, type_args
 from qim_streams.script_pipe import ScriptPipe
 
@@ -47,12 +48,12 @@ class RedisMailboxStore:
         self._promise = Script.load("qim_streams.mailbox", "promise.lua")
 
     async def write_step(
-        self, shard: int, epoch: int, groups: Sequence[EntryGroup], expected: int, record: str, step: int
+        self, shard: int, epoch: int, groups: Sequence[EntryGroup], expected: Marks, record: str, step: int
     ) -> int:
         """See `MailboxStore.write_step`."""
         if not record:
             raise ValueError("a step belongs to a record")
-        _, steps = await self._call(shard, epoch, groups, rule.pack_uniform(expected), b"", record, step)
+        _, steps = await self._call(shard, epoch, groups, rule.packed(expected), b"", record, step)
         return steps
 
     async def write_and_advance(
@@ -60,17 +61,17 @@ class RedisMailboxStore:
         shard: int,
         epoch: int,
         groups: Sequence[EntryGroup],
-        expected: int,
-        observed: int,
+        expected: Marks,
+        observed: Marks,
         *,
         record: str = "",
         steps: int = 0,
-    ) -> int:
+    ) -> Marks:
         """See `MailboxStore.write_and_advance`."""
         rule.check_advance(expected, observed)
-        before, after = rule.pack_uniform(expected), rule.pack_uniform(observed)
+        before, after = rule.packed(expected), rule.packed(observed)
         lanes, _ = await self._call(shard, epoch, groups, before, after, record, steps)
-        return observed if lanes == after else rule.coverage(rule.unpack(lanes))
+        return observed if lanes == after else rule.marks(rule.unpack(lanes))
 
     async def _call(
         self,

@@ -16,21 +16,27 @@ checkpoint from step 1: entries are skipped where they exist, W does not move tw
 drop by event_id), pages are absolute. `handle` may be called again with the same batch after
 StoreUnavailable, and so may `checkpoint`.
 
+A large record does not hold the batch: it is queued in the lanes that it touches (``open_lanes``), `handle`
+writes what need not wait behind it and returns, and steps 4 and 5 of the rest are done by ``slices``. Until
+all lanes have it, a checkpoint covers and acknowledges only what lies before it.
+
 Where a shard starts: after the last offset that page, table and store all know. What the store is ahead
-of is not written again, only its page; what it is behind of is written again (it lost its last writes, or
-everything: then from the beginning of the log). Readers are told to wait until it has caught up, and what the
-log itself has no more is trimmed for everybody; cursors above that stand, for the numbers are the log's.
+of, lane by lane, is not written again, only its page; what it is behind of is written again (it lost its
+last writes, or everything: then from the beginning of the log). Readers are told to wait until it has
+caught up, and what the log itself has no more is trimmed for everybody; cursors above that stand, for the
+numbers are the log's.
 
 Spec: §5, §6, §11, §14.
 """
 
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from qim_streams import failpoints
-from qim_streams.errors import InvariantViolation
+from qim_streams.errors import EntryRefused, InvariantViolation, Outcome, StoreUnavailable
 from qim_streams.joined import all_of
 from qim_streams.log_ports import LogBatch, Poison, PoisonSink
 from qim_streams.mailbox import metrics
@@ -39,17 +45,22 @@ from qim_streams.mailbox.floors import UNKNOWN_EPOCH, WatermarkFloors
 from qim_streams.mailbox.intake import Kind, Taken, take
 from qim_streams.mailbox.kept import KeptPositions
 from qim_streams.mailbox.members import Addressed, MemberBitmaps, Members
-from qim_streams.mailbox.pages import DoneDispatch
+from qim_streams.mailbox.open_lanes import OpenLanes
+from qim_streams.mailbox.pages import DoneDispatch, OpenProgress
 from qim_streams.mailbox.ports import MailboxStore
 from qim_streams.mailbox.progress import DispatchProgress
 from qim_streams.mailbox.shards import Shard, ShardLeases
+from qim_streams.mailbox.slices import Slices
 from qim_streams.mailbox.tail import NoTail, Tail
+from qim_streams.mailbox.watermark import Marks
 from qim_streams.mailbox.writer import EntryWriter
 from qim_streams.push.ports import Pusher
 
 log = logging.getLogger(__name__)
 
 LogEnd = Callable[[int], Awaitable[int]]
+# Records kept because of one that waits: a page of progress must hold them all.
+BEHIND_MAX = 8_000
 _NOBODY: list[int] = []
 _MEMBERS_GONE = "GroupDispatch: its member bitmap is not in the membership store"
 _NEW, _REPLAY = Kind.NEW, Kind.REPLAY
@@ -63,6 +74,14 @@ class _Work(NamedTuple):
     batch: LogBatch
     taken: list[Taken]
     records: list[Addressed]
+
+
+class SliceTerms(NamedTuple):
+    """What is sliced, into what, and how long a slice gives way to small records."""
+
+    large_above: int
+    size_max: int
+    wait_s: float
 
 
 class MailboxMaterialiser:
@@ -83,6 +102,8 @@ class MailboxMaterialiser:
         log_begin: LogEnd,
         now_ms: Callable[[], int],
         entries_max: int,
+        slicing: SliceTerms | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
         tail: Tail | None = None,
     ) -> None:
         self._topic, self._store, self._leases = topic, store, leases
@@ -90,7 +111,19 @@ class MailboxMaterialiser:
         self._progress, self._floors, self._members = progress, floors, members
         self._poison, self._pusher = poison, pusher
         self._log_end, self._log_begin, self._now_ms = log_end, log_begin, now_ms
-        self._writer = EntryWriter(store, progress, entries_max)
+        self._monotonic = monotonic
+        terms = slicing or SliceTerms(entries_max, entries_max, 0.05)
+        self._writer = EntryWriter(store, entries_max, terms.large_above)
+        self.slices = Slices(
+            self._writer,
+            pusher,
+            self._tail,
+            size_max=terms.size_max,
+            wait_s=terms.wait_s,
+            now_ms=now_ms,
+            die=leases.die,
+            monotonic=monotonic,
+        )
 
     # -- a shard comes and goes
 
@@ -102,49 +135,53 @@ class MailboxMaterialiser:
         epoch = await self._leases.acquire(shard)
         state = await self._store.watermark(shard)
         paged = await self._progress.recover(shard)
-        tabled = self._floors.read(shard)
-        stored = rule.coverage(state.lanes)
-        if len(set(state.lanes)) != 1:
-            raise InvariantViolation(f"shard {shard}: lanes stand apart; this version moves them together")
-        done, floor = min(paged, tabled), max(paged, tabled)
-        end = await self._log_end(shard)
-        if max(floor, stored) >= end:
+        tabled, stands = self._floors.read(shard), rule.marks(state.lanes)
+        done, owed = min(paged, rule.lowest(tabled)), rule.merged(tabled, paged)
+        highest, stored = rule.highest(owed), rule.lowest(stands)
+        end, known = await self._log_end(shard), rule.highest(rule.merged(owed, stands))
+        if known >= end:
             raise InvariantViolation(
-                f"shard {shard}: W is {max(floor, stored)}, but the log ends at {end - 1}: the topic was "
+                f"shard {shard}: W is {known}, but the log ends at {end - 1}: the topic was "
                 "re-created or truncated; raise the shard's epoch and reset its position"
             )
-        if stored < floor:
+        fell_back = rule.is_below(stands, owed)
+        if fell_back:
             metrics.ALARMS.labels("store_fell_back").inc()
-            log.error("shard %d: W is %d in the store and was %d: replaying", shard, stored, floor)
-        await self._tell_readers(shard, epoch, stored, floor, end - 1)
+            log.error("shard %d: W is %d in the store and was %d: replaying", shard, stored, highest)
+        await self._tell_readers(shard, epoch, stands, highest if fell_back else rule.NOTHING, end - 1)
+        start = min(done, stored) + 1
         served = Shard(
-            shard, epoch, coverage=stored, floor=floor, pushed_through=done, buried_through=rule.NOTHING
-        )
-        served.owed_through = end - 1 if stored == rule.NOTHING else floor
+            shard, epoch, coverage=stored, floor=highest if fell_back else min(highest, stored),
+            pushed_through=done, buried_through=rule.NOTHING, tabled=tabled,
+        )  # fmt: skip
+        served.owed_through = end - 1 if stands == rule.NOTHING else highest
+        if not isinstance(stands, int):
+            served.open = self._writer.lanes_of(state, start - 1, done)
         await self._pusher.attach(served)
         self._leases.served[shard] = served
+        if served.open is not None:
+            self.slices.begin(served, served.open)
         metrics.WATERMARK.labels(str(shard)).set(stored)
         log.info("shard %d: epoch %d, W %d, done %d", shard, epoch, stored, done)
-        start = min(done, stored) + 1
         self._tail.begin(shard, start)
         return start
 
-    async def _tell_readers(self, shard: int, epoch: int, stored: int, floor: int, last: int) -> None:
+    async def _tell_readers(self, shard: int, epoch: int, stands: Marks, owed: int, last: int) -> None:
         """What the store owes them, what nobody can give them any more, and which old cursors still stand."""
-        gone, kept = rule.NOTHING, None
-        if stored == rule.NOTHING:
-            gone, since = await self._log_begin(shard) - 1, self._floors.since_epoch(shard)
+        gone, kept, since = rule.NOTHING, None, self._floors.since_epoch(shard)
+        if stands == rule.NOTHING:
+            gone = await self._log_begin(shard) - 1
             if since != UNKNOWN_EPOCH and since < epoch:
                 kept = KeptPositions(since, epoch, last)
             else:
-                gone = min(gone, floor)  # what was deleted before this shard had an owner was nobody's
-        promised = floor if stored < floor else rule.NOTHING
-        await self._store.promise(shard, epoch, promised, max(gone, rule.NOTHING), kept)
-        if self._floors.since_epoch(shard) == UNKNOWN_EPOCH:
+                gone = min(gone, owed)  # what was deleted before this shard had an owner was nobody's
+        await self._store.promise(shard, epoch, owed, max(gone, rule.NOTHING), kept)
+        if since == UNKNOWN_EPOCH:
             self._floors.write(shard, self._floors.read(shard), epoch, self._now_ms())
 
     async def release(self, shards: frozenset[int]) -> None:
         """Give `shards` up: nothing more is written to them by us."""
+        await self.slices.end(shards)
         for shard in shards:
             self._progress.forget(shard)
             metrics.forget(shard)
@@ -154,25 +191,66 @@ class MailboxMaterialiser:
 
     async def close(self) -> None:
         """Give everything up."""
+        await self.slices.end(frozenset(self._leases.served))
         await self._leases.close()
 
     # -- a batch
 
     async def handle(self, batches: Sequence[LogBatch]) -> None:
-        """Make everything that `batches` cause durable but their notes (see the module text)."""
+        """Make everything that `batches` cause durable but their notes (see the module text).
+
+        Of large records that is left to ``slices``. StoreUnavailable: repeat with the same batches.
+        """
         failpoints.hit("mailbox.dispatch_polled")
-        found = await self._intake(batches)
-        failpoints.hit("mailbox.bitmap_loaded")
-        for one in found:
-            await self._bury(one.shard, one.taken)
-            await self._give_up(one.shard, one.taken)
-        await all_of([self._writer.write(one.shard, one.records) for one in found])
-        await self._pusher.push([(one.shard, one.records) for one in found])
-        failpoints.hit("mailbox.pushed")
-        for one in found:
-            self._note(one)
-            metrics.WATERMARK.labels(str(one.shard.shard)).set(one.shard.coverage)
-            self._tail.feed(one.shard.shard, one.records)
+        with self.slices.batch():
+            found = await self._intake(batches)
+            failpoints.hit("mailbox.bitmap_loaded")
+            for one in found:
+                await self._bury(one.shard, one.taken)
+                await self._give_up(one.shard, one.taken)
+            opened: dict[int, OpenLanes] = {}
+            await all_of([self._write(one, opened) for one in found])
+            even = [(one.shard, one.records) for one in found if one.shard.shard not in opened]
+            await self._pusher.push(even)
+            for one in found:
+                if one.shard.shard in opened:
+                    await self.slices.follow(one.shard, opened[one.shard.shard])
+            failpoints.hit("mailbox.pushed")
+            for one in found:
+                self._note(one)
+                metrics.WATERMARK.labels(str(one.shard.shard)).set(one.shard.coverage)
+                if one.shard.shard not in opened:
+                    self._tail.feed(one.shard.shard, one.records)
+                one.shard.held_since_s = None
+
+    async def _write(self, work: _Work, opened: dict[int, OpenLanes]) -> None:
+        """Entries and W; a shard whose lanes stand apart, or did before this call, is put into `opened`."""
+        shard = work.shard
+        if shard.open is None:
+            try:
+                if await self._writer.write(shard, work.records):
+                    return
+            except EntryRefused as error:
+                log.error("shard %d: a mailbox refuses its entry, lanes part: %s", shard.shard, error)
+        async with shard.writing:
+            lanes = shard.open
+            if lanes is None:
+                lanes = await self._writer.open(shard, work.batch.previous_offset)
+                self.slices.begin(shard, lanes)
+            await self._writer.settle(shard)
+            self._queue(lanes, work)
+            await self._writer.flush(shard, lanes, self._monotonic())
+        opened[shard.shard] = lanes
+        self.slices.wake(shard)
+
+    def _queue(self, lanes: OpenLanes, work: _Work) -> None:
+        """Queue what was not queued before."""
+        now_s, large_above = self._monotonic(), self._writer.large_above
+        before = work.batch.previous_offset
+        for one in work.records:
+            if one.offset > lanes.known:
+                lanes.take(one, before, is_large=len(one.members) > large_above, now_s=now_s)
+            before = one.offset
 
     async def _intake(self, batches: Sequence[LogBatch]) -> list[_Work]:
         """What each record is, and whom it is for."""
@@ -188,8 +266,18 @@ class MailboxMaterialiser:
         ]
 
     async def _check(self, shard: Shard, batch: LogBatch) -> None:
-        await self._writer.settle(shard)
-        if shard.coverage < batch.previous_offset:
+        if shard.held_since_s is None:
+            shard.held_since_s = self._monotonic()
+        lanes = shard.open
+        if lanes is None:
+            await self._writer.settle(shard)
+        elif lanes.behind > BEHIND_MAX:
+            raise StoreUnavailable(
+                f"shard {shard.shard}: {lanes.behind} records wait behind the one after {lanes.through}",
+                Outcome.NOT_APPLIED,
+            )
+        read = shard.coverage if lanes is None else lanes.known
+        if read < batch.previous_offset:
             raise InvariantViolation(
                 f"shard {shard.shard}: W is {shard.coverage}, but {batch.previous_offset} was read before: "
                 "records in between would be covered without entries"
@@ -233,21 +321,38 @@ class MailboxMaterialiser:
             promised = rule.NOTHING if shard.caught_up else shard.floor
             await self._store.promise(shard.shard, shard.epoch, promised, lost[-1])
 
-    async def checkpoint(self, partitions: Sequence[int]) -> None:
-        """Make durable that everything handled so far is done: pages, and W as the tables know it."""
+    async def checkpoint(self, partitions: Sequence[int]) -> dict[int, int]:
+        """Make durable what is done so far: pages, and W as the tables know it.
+
+        Returns how far that is for each partition, inclusive: records above are to be read again after a
+        crash, since some lane does not have them yet.
+        """
         now_ms = self._now_ms()
         shards = [self._leases.served[partition] for partition in partitions]
+        reached = {shard.shard: shard.done_through for shard in shards}
         for shard in shards:
-            last = self._progress.write_page(shard.shard, now_ms)
-            if last is not None and last >= shard.floor:
-                self._floors.write(shard.shard, last, shard.epoch, now_ms)
+            self._write_progress(shard, reached[shard.shard], now_ms)
         for shard in shards:  # all were sent above: the waits overlap
             await self._progress.barrier(shard.shard)
             await self._floors.barrier(shard.shard)
         for shard in shards:
             self._progress.settle(shard.shard)
-            shard.floor = max(shard.floor, shard.noted_through)
+            shard.floor = max(shard.floor, reached[shard.shard])
         failpoints.hit("mailbox.progress_marked")
+        return reached
+
+    def _write_progress(self, shard: Shard, through: int, now_ms: int) -> None:
+        lanes = shard.open
+        marked = None if lanes is None else lanes.chunks_done()
+        opened = None if marked is None else OpenProgress(*marked)
+        last = self._progress.write_page(shard.shard, now_ms, through=through, opened=opened)
+        stands: Marks = rule.NOTHING if last is None else last
+        if lanes is not None:
+            stands = lanes.visible()
+        tabled = rule.merged(shard.tabled, stands)
+        if tabled != shard.tabled:
+            self._floors.write(shard.shard, tabled, shard.epoch, now_ms)
+            shard.tabled = tabled
 
     def _note(self, work: _Work) -> None:
         shard, taken = work.shard, work.taken
@@ -258,7 +363,7 @@ class MailboxMaterialiser:
         ]
         shard.noted_through = taken[-1].offset
         self._progress.note(shard.shard, work.batch.previous_offset + 1, shard.noted_through, rows)
-        _count(taken, self._now_ms())
+        _count(taken, self._now_ms(), shard.open)
 
 
 def _addressed(
@@ -281,12 +386,12 @@ def _addressed(
     return judged, records
 
 
-def _count(taken: Sequence[Taken], now_ms: int) -> None:
+def _count(taken: Sequence[Taken], now_ms: int, lanes: OpenLanes | None) -> None:
     kinds = [one.kind for one in taken]
     for kind in Kind:
         count = kinds.count(kind)
         if count:
             metrics.RECORDS.labels(kind.value).inc(count)
     ages = [one.dispatch.committed_at for one in taken if one.kind is _NEW and one.dispatch is not None]
-    if ages:
+    if ages and lanes is None:  # else each is counted when its last lane has it
         metrics.MAILBOXED.observe(max(0.0, (now_ms - min(ages)) / 1000))

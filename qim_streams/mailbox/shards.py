@@ -18,13 +18,15 @@ Spec: §11, §14.6.
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 
 from qim_streams.errors import StoreError, StoreUnavailable
 from qim_streams.mailbox import metrics
 from qim_streams.mailbox import watermark as rule
+from qim_streams.mailbox.open_lanes import OpenLanes
 from qim_streams.mailbox.ports import MailboxStore
+from qim_streams.mailbox.watermark import Marks
 from qim_streams.ownership.ports import Grant, LeaseStore
 
 log = logging.getLogger(__name__)
@@ -52,13 +54,33 @@ class Shard:
 
     shard: int
     epoch: int
-    coverage: int  # W as we moved it in the store
+    coverage: int  # W as we moved it in the store, in the lowest lane
     floor: int  # what tables say is done: pages and W are durable up to here
     pushed_through: int  # recipients of everything up to here were looked up
     buried_through: int  # poison up to here was set aside
     noted_through: int = -1  # everything up to here is done; durable with the next checkpoint
     owed_through: int = -1  # replayed after a loss: what cannot be replayed up to here is lost to its readers
     unsure: bool = False  # the outcome of the last store call is unknown: read W back
+    tabled: Marks = rule.NOTHING  # W as the table holds it
+    open: OpenLanes | None = None  # while lanes stand apart; all below are then known by it
+    held_since_s: float | None = None  # monotonic time from which a batch could not be done
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)  # while lanes stand apart
+    pushing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def stands(self) -> Marks:
+        """W as we moved it in the store."""
+        return self.coverage if self.open is None else self.open.stands
+
+    @property
+    def told(self) -> Marks:
+        """Lane by lane: recipients of everything up to here were looked up."""
+        return self.pushed_through if self.open is None else self.open.pushed
+
+    @property
+    def done_through(self) -> int:
+        """Everything up to here was noted and is durable in every lane."""
+        return self.noted_through if self.open is None else min(self.noted_through, self.open.through)
 
     @property
     def caught_up(self) -> bool:
@@ -75,7 +97,7 @@ class ShardLeases:
     """Leases of the shards of one worker, and the task that watches over them."""
 
     def __init__(self, leases: LeaseStore, store: MailboxStore, terms: LeaseTerms, die: Die) -> None:
-        self._leases, self._store, self._terms, self._die = leases, store, terms, die
+        self._leases, self._store, self._terms, self.die = leases, store, terms, die
         self._grants: dict[int, Grant] = {}
         self.served: dict[int, Shard] = {}
         self._parked: set[int] = set()
@@ -162,7 +184,7 @@ class ShardLeases:
                 # Every write carries the epoch: going on without the lease risks nothing but idleness.
                 log.warning("leases are not renewed: %s", error)
             except Exception as error:  # noqa: BLE001 - whatever it is, nobody watches the leases any more
-                self._die(f"watching the leases failed: {type(error).__name__}: {error}")
+                self.die(f"watching the leases failed: {type(error).__name__}: {error}")
 
     async def renew(self) -> None:
         """Extend all leases; one that is not ours any more ends the process."""
@@ -175,17 +197,22 @@ class ShardLeases:
             if ours or self._grants.get(shard) != grant:
                 continue
             if shard not in self._parked:
-                self._die(f"the lease of {grant.resource} was lost (epoch {grant.epoch})")
+                self.die(f"the lease of {grant.resource} was lost (epoch {grant.epoch})")
             self._parked.discard(shard)
             del self._grants[shard]
 
     async def compare(self) -> None:
         """Hold W in the store against what we moved it to; a store that fell back ends the process."""
-        before = {shard: state.coverage for shard, state in self.served.items()}
+        before = {shard: state.stands for shard, state in self.served.items()}
         if not before:
             return
         states = await self._store.watermarks(list(before))
-        for (shard, coverage), state in zip(before.items(), states, strict=True):
-            if rule.coverage(state.lanes) < coverage and shard in self.served:
+        for (shard, was), state in zip(before.items(), states, strict=True):
+            stands = rule.marks(state.lanes)
+            if rule.is_below(stands, was) and shard in self.served:
                 metrics.ALARMS.labels("store_fell_back").inc()
-                self._die(f"shard {shard}: W was {coverage} and is {rule.coverage(state.lanes)} in the store")
+                self.die(f"shard {shard}: W was {was} and is {stands} in the store")
+
+    async def give_up(self, shard: int) -> None:
+        """Let go of one shard's lease at once, so that another worker need not wait for it to end."""
+        await self._drop([shard])

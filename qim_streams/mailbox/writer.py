@@ -1,176 +1,259 @@
-"""Writing entries and moving W: as few store calls as the bounds allow, strictly in record order.
+"""Writing entries and moving W: as few store calls as the bounds allow, in every lane in record order.
 
-Small records are merged: up to `entries_max` mailboxes of consecutive records go into one atomic call
-that also moves W from the coverage point to the last of them. A record with more mailboxes is written in
-steps (``lanes``); after each step its chunks are marked done, durably, and W moves when all of them are.
-A resumed record goes on after the steps that both the table and the store know: the table may be ahead
-of a store that lost its last writes, and the store of a table that was not told in time.
+While all lanes of a shard stand together (`write`), records are merged: up to `entries_max` mailboxes of
+consecutive records go into one atomic call that also moves W from the coverage point to the last of them.
+At a large record, and where a mailbox refuses its entry, that ends: the shard gets `OpenLanes`, in which
+each lane goes on by itself, `flush` for what small records have in front and `write_slice` for the rest.
+
+Every call compares W as a whole and moves it, so that a store that lost its last writes takes no more.
 
 Spec: §5, §14.2, §14.6.
 """
 
-from array import array
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-
-from pyroaring import BitMap
+from itertools import islice
 
 from qim_streams import failpoints
-from qim_streams.errors import InvariantViolation, Outcome, StoreError, StoreUnavailable
-from qim_streams.mailbox import lanes, metrics
+from qim_streams.errors import EntryRefused, InvariantViolation, Outcome, StoreError, StoreUnavailable
+from qim_streams.mailbox import metrics
 from qim_streams.mailbox import watermark as rule
 from qim_streams.mailbox.entries import groups_of
 from qim_streams.mailbox.members import Addressed, Members
-from qim_streams.mailbox.pages import OpenProgress
-from qim_streams.mailbox.ports import EntryGroup, MailboxStore
-from qim_streams.mailbox.progress import DispatchProgress
+from qim_streams.mailbox.open_lanes import Cut, OpenLanes
+from qim_streams.mailbox.ports import EntryGroup, MailboxStore, WatermarkState
 from qim_streams.mailbox.shards import Shard
+from qim_streams.mailbox.watermark import Marks
 from qim_streams.records import GroupDispatch
+
+log = logging.getLogger(__name__)
+
+REFUSED_RETRY_S = 1.0  # how long a lane that refuses its entries is left alone
 
 
 class EntryWriter:
-    """The write path of the mailbox stage. Stateless between calls: what is known is in `Shard`."""
+    """The write path of the mailbox stage. Stateless between calls: what is known is in `Shard`.
 
-    def __init__(self, store: MailboxStore, progress: DispatchProgress, entries_max: int) -> None:
-        self._store, self._progress, self._max = store, progress, entries_max
+    A record with more than `large_above` recipients is large (never more than a call takes).
+    """
+
+    def __init__(self, store: MailboxStore, entries_max: int, large_above: int | None = None) -> None:
+        self._store, self._max = store, entries_max
+        self.large_above = min(entries_max, entries_max if large_above is None else large_above)
 
     async def settle(self, shard: Shard) -> None:
         """Resolve an unknown outcome by reading W back; StoreError when the store fell back."""
-        if shard.unsure:
-            state = await self._store.watermark(shard.shard)
-            self._moved(shard, shard.coverage, rule.coverage(state.lanes))
-            shard.unsure = False
+        if not shard.unsure:
+            return
+        stands = rule.marks((await self._store.watermark(shard.shard)).lanes)
+        lanes = shard.open
+        if lanes is None:
+            self._not_fallen(shard, shard.coverage, stands)
+            shard.coverage = rule.lowest(stands)
+        else:
+            self._not_fallen(shard, lanes.stands, stands)
+            self._settle_pending(shard, lanes, stands)
+        shard.unsure = False
 
-    async def write(self, shard: Shard, records: Sequence[Addressed]) -> None:
-        """Make the entries of all `records` above the coverage durable and cover them, in order.
+    async def write(self, shard: Shard, records: Sequence[Addressed]) -> bool:
+        """Make the entries of `records` above the coverage durable and cover them, in order.
 
-        StoreUnavailable: repeat with the same records; what was covered is skipped.
+        False: it stopped before a large record, which needs lanes of its own. StoreUnavailable: repeat
+        with the same records; what was covered is skipped. EntryRefused: a mailbox does not take its entry.
         """
         run: list[EntryGroup] = []
         size, end = 0, shard.coverage
+        small = True
         for one in records:
             offset, dispatch, members = one
             if offset <= shard.coverage:
                 continue
             count = len(members)
+            if count > self.large_above:
+                small = False
+                break
             if size and size + count > self._max:
                 await self._cover(shard, run, end)
                 run, size = [], 0
-            if count > self._max:
-                if end > shard.coverage:
-                    await self._cover(shard, run, end)
-                    run = []
-                await self._write_large(shard, one)
-            elif dispatch is not None and count:
+            if dispatch is not None and count:
                 run += _groups(dispatch, offset, members)
                 size += count
             end = offset
         if end > shard.coverage:
             await self._cover(shard, run, end)
+        return small
 
     async def _cover(self, shard: Shard, groups: list[EntryGroup], observed: int) -> None:
-        """One atomic call: the entries of a run of records, and W from the coverage to `observed`."""
-        await self._tear(shard, groups)
+        """One atomic call: entries, then W to `observed`."""
+        if failpoints.armed("mailbox.entries_partial") or failpoints.armed("mailbox.entries_durable"):
+            await self._tear(shard, groups, shard.coverage)
         expected = shard.coverage
         with _resolving(shard):
             stands = await self._store.write_and_advance(shard.shard, shard.epoch, groups, expected, observed)
         metrics.CALLS.labels("advance").inc()
         metrics.ENTRIES.inc(sum([len(group.ordinals) for group in groups]))
         if stands != observed:
-            self._moved(shard, expected, stands)
-            raise InvariantViolation(
-                f"shard {shard.shard}: W stands at {stands}, neither at {expected} nor at {observed}, "
-                "although the epoch is ours"
-            )
+            self._not_fallen(shard, expected, stands)
+            raise _moved_by_somebody(shard, stands, expected, observed)
         shard.coverage = observed
         failpoints.hit("mailbox.watermark_advanced")
 
-    async def _write_large(self, shard: Shard, one: Addressed) -> None:
-        """A record with more mailboxes than a call takes: steps, progress after each, then W."""
-        assert one.dispatch is not None
-        members = one.members if isinstance(one.members, BitMap) else BitMap(one.members)
-        record = f"{one.offset}.{self._max}"
-        steps = lanes.plan_steps(members, self._max)
-        at = await self._resume_at(shard, record, steps)
-        done: dict[int, int] = {}
-        for step in steps[:at]:
-            done = lanes.mark(done, step)
-        sender = one.dispatch.sender_ordinal if one.dispatch.sender_ordinal in members else None
-        for number in range(at, len(steps)):
-            step = steps[number]
-            groups = _step_groups(one.dispatch, one.offset, step, sender)
-            await self._write_step(shard, groups, record, number)
-            failpoints.hit("mailbox.entries_durable")
-            done = lanes.mark(done, step)
-            await self._progress.mark_open(shard.shard, OpenProgress(one.offset, record, done))
-            failpoints.hit("mailbox.progress_marked")
-        failpoints.hit("mailbox.all_chunks_done")
-        await self._close_large(shard, one.offset, record, len(steps))
+    # -- lanes that stand apart
 
-    async def _resume_at(self, shard: Shard, record: str, steps: Sequence[lanes.Step]) -> int:
-        opened = self._progress.open(shard.shard)
-        marked = lanes.steps_done(steps, opened.done) if opened and opened.record == record else 0
-        if not marked:
-            return 0
+    async def open(self, shard: Shard, known: int) -> OpenLanes:
+        """Let the lanes of `shard` go on one by one, with the record after offset `known`."""
         state = await self._store.watermark(shard.shard)
-        return min(marked, state.open_steps if state.open_record == record else 0)
+        self._not_fallen(shard, shard.coverage, rule.marks(state.lanes))
+        lanes = self.lanes_of(state, known, shard.pushed_through)
+        shard.open = lanes
+        return lanes
 
-    async def _write_step(self, shard: Shard, groups: list[EntryGroup], record: str, number: int) -> None:
-        with _resolving(shard):
-            stands = await self._store.write_step(
-                shard.shard, shard.epoch, groups, shard.coverage, record, number
+    def lanes_of(self, state: WatermarkState, known: int, pushed: int) -> OpenLanes:
+        """The lanes as the store has them; `known` is the last offset that was read."""
+        opened = (state.open_record, state.open_steps)
+        return OpenLanes(rule.marks(state.lanes), known, pushed, self._max, opened=opened)
+
+    async def flush(self, shard: Shard, lanes: OpenLanes, now_s: float) -> None:
+        """Write whatever small records have in front of their lanes, and move W over what nobody waits in.
+
+        Lanes that refuse are held. StoreUnavailable: repeat.
+        """
+        while (cut := lanes.small(now_s)) is not None:
+            await self._write_cut(shard, lanes, cut, now_s)
+
+    async def write_slice(self, shard: Shard, lanes: OpenLanes, size_max: int, now_s: float) -> int:
+        """Write the next slice; how many mailboxes it had, 0: nothing to do now. StoreUnavailable: repeat."""
+        cut = lanes.slice(min(size_max, self._max), now_s)
+        if cut is None:
+            return 0
+        await self._write_cut(shard, lanes, cut, now_s)
+        failpoints.hit("mailbox.slice_written")
+        return sum([len(part.ordinals) for part in cut.parts])
+
+    async def _write_cut(self, shard: Shard, lanes: OpenLanes, cut: Cut, now_s: float) -> None:
+        """One cut; if it is refused, each of its lanes by itself, and those that refuse are held."""
+        try:
+            await self._call(shard, lanes, cut)
+            return
+        except EntryRefused as error:
+            if len(cut.taken) <= 1:
+                self._hold(shard, lanes, cut, error, now_s)
+                return
+        for lane in cut.taken:
+            alone = lanes.only(lane, cut)
+            try:
+                await self._call(shard, lanes, alone)
+            except EntryRefused as error:
+                self._hold(shard, lanes, alone, error, now_s)
+
+    def _hold(self, shard: Shard, lanes: OpenLanes, cut: Cut, error: EntryRefused, now_s: float) -> None:
+        held = list(cut.taken) or [int(cut.record.split(".")[1])]
+        if not held:
+            raise error
+        for lane in held:
+            if lanes.hold(lane, now_s + REFUSED_RETRY_S):
+                log.error("shard %d: lane %d is held, others go on: %s", shard.shard, lane, error)
+
+    async def _call(self, shard: Shard, lanes: OpenLanes, cut: Cut) -> None:
+        groups = [
+            group
+            for record, ordinals in cut.parts
+            for group in groups_of(
+                record.dispatch, record.offset, ordinals, record.dispatch.sender_ordinal in ordinals
             )
-        metrics.CALLS.labels("step").inc()
+        ]
         metrics.ENTRIES.inc(sum([len(group.ordinals) for group in groups]))
-        if stands < 0:
-            shard.unsure = True  # reading W back tells what happened to it
-        if stands <= number:
-            metrics.ALARMS.labels("store_fell_back").inc()
-            raise StoreUnavailable(
-                f"shard {shard.shard}: the store has {stands} steps of record {record}, it had {number}",
-                Outcome.NOT_APPLIED,
-            )
-
-    async def _close_large(self, shard: Shard, offset: int, record: str, steps: int) -> None:
-        expected = shard.coverage
+        if cut.step >= 0:
+            await self._step(shard, lanes, cut, groups)
+            return
+        expected, observed = lanes.stands, lanes.after(cut)
+        if not cut.record and failpoints.armed("mailbox.entries_partial"):
+            await self._tear(shard, groups, expected)
+        lanes.pending = cut, observed
         with _resolving(shard):
             stands = await self._store.write_and_advance(
-                shard.shard, shard.epoch, (), expected, offset, record=record, steps=steps
+                shard.shard, shard.epoch, groups, expected, observed, record=cut.record, steps=cut.steps
             )
+        lanes.pending = None
         metrics.CALLS.labels("advance").inc()
-        if stands == expected:
+        if stands == expected and cut.record:
+            lanes.stepped(cut, 0)
+            metrics.ALARMS.labels("store_fell_back").inc()
+            raise StoreUnavailable(f"shard {shard.shard}: the store lost steps of {cut.record}", _NOT)
+        if stands != observed:
+            self._not_fallen(shard, expected, stands)
+            raise _moved_by_somebody(shard, stands, expected, observed)
+        self._advanced(shard, lanes, cut, observed)
+
+    async def _step(self, shard: Shard, lanes: OpenLanes, cut: Cut, groups: list[EntryGroup]) -> None:
+        """A part of a lane that takes several calls: W stays."""
+        with _resolving(shard):
+            stands = await self._store.write_step(
+                shard.shard, shard.epoch, groups, lanes.stands, cut.record, cut.step
+            )
+        metrics.CALLS.labels("step").inc()
+        if stands < 0:
+            shard.unsure = True  # reading W back tells what happened to it
+        if stands <= cut.step:
+            lanes.stepped(cut, max(stands, 0))
             metrics.ALARMS.labels("store_fell_back").inc()
             raise StoreUnavailable(
-                f"shard {shard.shard}: the store lost steps of record {record}", Outcome.NOT_APPLIED
+                f"shard {shard.shard}: the store has {stands} steps of {cut.record}, it had {cut.step}", _NOT
             )
-        self._moved(shard, expected, stands)
+        lanes.stepped(cut, stands)
+        failpoints.hit("mailbox.entries_durable")
+
+    def _settle_pending(self, shard: Shard, lanes: OpenLanes, stands: Marks) -> None:
+        """What became of the call whose answer was lost: W stands before it or behind it."""
+        pending, lanes.pending = lanes.pending, None
+        if stands == lanes.stands:
+            return
+        if pending is None or stands != pending[1]:
+            raise _moved_by_somebody(shard, stands, lanes.stands, pending and pending[1])
+        self._advanced(shard, lanes, *pending)
+
+    def _advanced(self, shard: Shard, lanes: OpenLanes, cut: Cut, observed: Marks) -> None:
+        lanes.done(cut, observed)
+        shard.coverage = rule.lowest(observed)
+        if not lanes.waits:
+            failpoints.hit("mailbox.all_chunks_done")
         failpoints.hit("mailbox.watermark_advanced")
 
-    def _moved(self, shard: Shard, expected: int, stands: int) -> None:
-        """Take over the coverage that stands; StoreError when it is lower than it was."""
-        if stands < expected:
+    def _not_fallen(self, shard: Shard, was: Marks, stands: Marks) -> None:
+        """StoreError when W stands lower than it was, in any lane."""
+        if rule.is_below(stands, was):
             metrics.ALARMS.labels("store_fell_back").inc()
             raise StoreError(
-                f"shard {shard.shard}: W was {expected} and is {stands}: the store lost its last writes; "
-                "the next start replays them",
+                f"shard {shard.shard}: W was {rule.lowest(was)} and is {rule.lowest(stands)}: the store lost "
+                "its last writes; the next start replays them",
                 Outcome.UNKNOWN,
             )
-        shard.coverage = stands
 
-    async def _tear(self, shard: Shard, groups: list[EntryGroup]) -> None:
+    async def _tear(self, shard: Shard, groups: list[EntryGroup], stands: Marks) -> None:
         """Only where a test asks for it: the states between entries and W, which one call never shows."""
         points = ("mailbox.entries_partial", "mailbox.entries_durable")
         for point, count in zip(points, (len(groups) // 2, len(groups)), strict=True):
             if failpoints.armed(point):
-                at = shard.coverage
-                part = groups[:count]
-                await self._store.write_step(shard.shard, shard.epoch, part, at, f"torn.{at}", 0)
+                part = list(islice(groups, count))
+                name = f"torn.{rule.highest(stands)}"
+                await self._store.write_step(shard.shard, shard.epoch, part, stands, name, 0)
                 failpoints.hit(point)
+
+
+_NOT = Outcome.NOT_APPLIED
+
+
+def _moved_by_somebody(shard: Shard, stands: Marks, expected: Marks, observed: Marks | None) -> Exception:
+    return InvariantViolation(
+        f"shard {shard.shard}: W stands at {stands}, neither at {expected} nor at {observed}, "
+        "although the epoch is ours"
+    )
 
 
 @contextmanager
 def _resolving(shard: Shard) -> Iterator[None]:
-    """Remember an unknown outcome; a refused write holds its shard, not the worker's other shards."""
+    """Remember an unknown outcome; a refused write holds its lane, not the worker's other shards."""
     try:
         yield
     except StoreUnavailable as error:
@@ -180,18 +263,9 @@ def _resolving(shard: Shard) -> Iterator[None]:
         if error.outcome is not Outcome.NOT_APPLIED:
             raise
         metrics.ALARMS.labels("store_refused").inc()
-        raise StoreUnavailable(f"refused: {error}", Outcome.NOT_APPLIED) from error
+        raise EntryRefused(f"refused: {error}", Outcome.NOT_APPLIED) from error
 
 
 def _groups(dispatch: GroupDispatch, offset: int, members: Members) -> list[EntryGroup]:
     ordinals = members if isinstance(members, list) else members.to_array()
     return groups_of(dispatch, offset, ordinals, dispatch.sender_ordinal in members)
-
-
-def _step_groups(
-    dispatch: GroupDispatch, offset: int, step: lanes.Step, sender: int | None
-) -> list[EntryGroup]:
-    ordinals = array("I")
-    for chunk in step.chunks:
-        ordinals.extend(chunk.ordinals)
-    return groups_of(dispatch, offset, ordinals, sender is not None and sender in ordinals)

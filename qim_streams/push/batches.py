@@ -15,6 +15,8 @@ from qim_streams.codec import RECORD_BYTES_MAX
 from qim_streams.ids import event_id
 from qim_streams.mailbox.entries import EVENT_ORDINAL_MESSAGE
 from qim_streams.mailbox.members import Addressed
+from qim_streams.mailbox.watermark import Marks
+from qim_streams.placement import lane_of_ordinal
 from qim_streams.push.presence import Device, OnlineDevices
 from qim_streams.records import (
     KIND_MESSAGE,
@@ -130,15 +132,19 @@ def _items(waiting: Sequence[Audience], bodies: Mapping[bytes, bytes]) -> list[t
 
 
 def ready_batches(
-    shard: int, epoch: int, devices: Iterable[Device], from_seq: int
+    shard: int, epoch: int, devices: Iterable[Device], told: Marks
 ) -> Iterator[tuple[int, PushBatch]]:
-    """(ConnectionShard, PushBatch) that tells `devices` what they are pushed from here on."""
+    """(ConnectionShard, PushBatch) that tells `devices` what they are pushed from here on, lane by lane."""
     found: dict[_Target, list[PresenceReady]] = defaultdict(list)
     for one in devices:
         found[one.connection_shard, one.tenant_id].append(
-            PresenceReady(one.connection_id, one.session_epoch, from_seq)
+            PresenceReady(one.connection_id, one.session_epoch, _from_seq(told, one))
         )
     step = BATCH_BYTES_MAX // READY_BYTES
     for (target, tenant), ready in found.items():
         for start in range(0, len(ready), step):
             yield target, PushBatch(tenant, shard, epoch, [], ready[start : start + step])
+
+
+def _from_seq(told: Marks, device: Device) -> int:
+    return told if isinstance(told, int) else told[lane_of_ordinal(device.ordinal)]

@@ -9,6 +9,7 @@ from typing import Protocol
 from qim_streams.log_ports import LogRecord
 from qim_streams.mailbox.members import Addressed
 from qim_streams.mailbox.shards import Shard
+from qim_streams.mailbox.watermark import Marks
 
 
 class Pusher(Protocol):
@@ -19,6 +20,13 @@ class Pusher(Protocol):
 
     async def push(self, work: Sequence[tuple[Shard, Sequence[Addressed]]]) -> None:
         """Push the records of each shard above its `pushed_through`, and raise it. W covers all of them."""
+
+    async def push_lanes(self, shard: Shard, records: Sequence[Addressed], through: Marks) -> None:
+        """Push what became visible in lanes that stand apart; a record's members may be a part of it.
+
+        In each lane `records` go on in order from call to call. `through`: W lane by lane, at or above all
+        of them; devices that come are told of it. On an error the same records come again.
+        """
 
     async def detach(self, shards: frozenset[int]) -> None:
         """Forget who is online in `shards`."""

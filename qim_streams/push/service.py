@@ -1,8 +1,9 @@
 """PushStage: presence, push batches, and the promise that makes the login barrier work.
 
-The promise (PresenceReady{from_seq}): every entry of the shard above from_seq will be pushed to this
+The promise (PresenceReady{from_seq}): every entry of the user above from_seq will be pushed to this
 connection. It holds because looking up the recipients of a record and raising `pushed_through` happen
 without a wait in between, and from_seq is `pushed_through` at the moment when the device is in the cache.
+While the lanes of a shard stand apart, both are those of the user's lane.
 It is given again to whoever asks again, and after a restart to every live device, from the position where
 pushing resumes.
 
@@ -17,10 +18,12 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NoReturn
 
-from qim_streams.errors import StoreUnavailable
+from qim_streams.errors import InvariantViolation, StoreUnavailable
 from qim_streams.log_ports import LogAppender, LogRecord, Outgoing
+from qim_streams.mailbox import watermark as rule
 from qim_streams.mailbox.members import Addressed
 from qim_streams.mailbox.shards import Shard
+from qim_streams.mailbox.watermark import Marks
 from qim_streams.ownership.ports import LeaseStore
 from qim_streams.push import metrics
 from qim_streams.push.batches import RECIPIENTS_MAX, Audiences, build_batches, find_audiences, ready_batches
@@ -118,6 +121,19 @@ class PushStage:
         for shard, _ in work:
             await self._tell_waiting(shard)
 
+    async def push_lanes(self, shard: Shard, records: Sequence[Addressed], through: Marks) -> None:
+        """See `Pusher.push_lanes`."""
+        lanes, online = shard.open, self._online.get(shard.shard)
+        if lanes is None:
+            raise InvariantViolation(f"shard {shard.shard}: its lanes stand together")
+        found: list[tuple[Shard, Audiences]] = []
+        if online is not None and len(online):
+            found = [(shard, part) for _, part in find_audiences(records, online)]
+        # Who comes from here on reads all of it from the mailbox; if pushing fails, he reads it there only.
+        lanes.pushed = rule.merged(lanes.pushed, through)
+        await self._push(found, {})
+        await self._tell_waiting(shard)
+
     async def _push(
         self, found: Sequence[tuple[Shard, Audiences]], before: Mapping[int, tuple[Shard, int]]
     ) -> None:
@@ -167,7 +183,7 @@ class PushStage:
             await self._tell(shard, arrived)
 
     async def _tell(self, shard: Shard, devices: Iterable[Device]) -> None:
-        await self._append(ready_batches(shard.shard, shard.epoch, devices, shard.pushed_through))
+        await self._append(ready_batches(shard.shard, shard.epoch, devices, shard.told))
 
     async def _tell_waiting(self, shard: Shard) -> None:
         """Give the promise to all devices of a shard whose readers see all that they were promised."""

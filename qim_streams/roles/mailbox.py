@@ -18,8 +18,9 @@ from qim_streams.mailbox.members import MemberBitmaps
 from qim_streams.mailbox.progress import DispatchProgress
 from qim_streams.mailbox.redis_store import RedisMailboxStore
 from qim_streams.mailbox.redis_trim import RedisAgedMailboxes
-from qim_streams.mailbox.service import MailboxMaterialiser
+from qim_streams.mailbox.service import MailboxMaterialiser, SliceTerms
 from qim_streams.mailbox.shards import LeaseTerms, ShardLeases
+from qim_streams.mailbox.stall import LaneStall
 from qim_streams.mailbox.trim_pass import MailboxTrimmer
 from qim_streams.membership.redis_reader import RedisMembershipReader
 from qim_streams.ownership.boot import Boot
@@ -76,6 +77,7 @@ class _MailboxRole:
         self._archive: ArchiveReader | None = None
         self._pusher: PushStage | None = None
         self._trimmer: MailboxTrimmer | None = None
+        self._stall: LaneStall | None = None
         self._service: MailboxMaterialiser | None = None
         self._tail: TailCompactor | None = None
 
@@ -134,14 +136,22 @@ class _MailboxRole:
             log_begin=self._log_begin,
             now_ms=now_ms,
             entries_max=settings.mailbox_writebatch_max_entries,
+            slicing=SliceTerms(
+                settings.mailbox_large_record_entries,
+                settings.mailbox_slice_entries,
+                settings.mailbox_slice_wait_ms / 1000,
+            ),
             tail=self._tail,
         )
+        self._stall = LaneStall(shards, store, settings.lane_stall_failover_s)
+        self._stall.start()
         self._trimmer.start()
 
     async def close(self) -> None:
         """Give leases, connections and the name up."""
-        if self._trimmer is not None:
-            await self._trimmer.close()
+        for watch in (self._stall, self._trimmer):
+            if watch is not None:
+                await watch.close()
         if self._service is not None:
             await self._service.close()
         if self._tail is not None:

@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from qim_streams.lru import LruMap
-from qim_streams.mailbox import watermark as rule
-from qim_streams.mailbox.ports import MailboxStore, StoredEntry
+from qim_streams.mailbox.ports import StoredEntry
+from qim_streams.placement import lane_of_ordinal
 from qim_streams.records import FLAG_AFFECTS_ORDER, KIND_MESSAGE, decode_entry
 from qim_streams.sessions import projection_metrics as metrics
 from qim_streams.sessions.projection_ports import KnownActivity, ProjectionStore, Rebuilds
@@ -33,14 +33,15 @@ from qim_streams.sessions.projection_records import (
     activity_of,
     slot_of,
 )
+from qim_streams.sharding.ports import MailboxReader
 
 ENTRIES_PER_READ = 1_000
 AT_ONCE_MAX = 8
 USERS_KNOWN_MAX = 20_000
 LEFT_LONG_AGO = 1  # an activity below all others
 
-ShardOf = Callable[[str, str], int]
-"""The MailboxShard of (tenant, user)."""
+ShardOf = Callable[[str, str, int], int]
+"""The MailboxShard of (tenant, user, ordinal)."""
 
 
 class _ReadThrough(NamedTuple):
@@ -58,7 +59,7 @@ class SessionRebuild:
         *,
         store: ProjectionStore,
         rebuilds: Rebuilds,
-        mailboxes: MailboxStore,
+        mailboxes: MailboxReader,
         known: KnownActivity,
         shard_of: ShardOf,
     ) -> None:
@@ -70,7 +71,7 @@ class SessionRebuild:
 
     async def is_complete(self, tenant_id: str, user_id: str, ordinal: int) -> bool:
         """Whether the projection vouches for the user's rows as they stand: projection_complete."""
-        (checkpoint,) = await self._store.checkpoints([self._shard_of(tenant_id, user_id)])
+        (checkpoint,) = await self._store.checkpoints([self._shard_of(tenant_id, user_id, ordinal)])
         return await self._vouches(checkpoint, tenant_id, ordinal)
 
     async def ensure(self, tenant_id: str, user_id: str, ordinal: int) -> bool:
@@ -78,7 +79,7 @@ class SessionRebuild:
 
         Returns whether the projection vouches for them from now on. StoreError: nothing is known; repeat.
         """
-        shard, user = self._shard_of(tenant_id, user_id), (tenant_id, ordinal)
+        shard, user = self._shard_of(tenant_id, user_id, ordinal), (tenant_id, ordinal)
         (checkpoint,) = await self._store.checkpoints([shard])
         if await self._vouches(checkpoint, tenant_id, ordinal):
             return True
@@ -103,7 +104,7 @@ class SessionRebuild:
             user = (tenant_id, ordinal)
             vouched = checkpoint is not None and checkpoint.caught_up
             epoch = None if checkpoint is None else checkpoint.epoch
-            covered = rule.coverage((await self._mailboxes.watermark(shard)).lanes)
+            covered = (await self._mailboxes.watermark(shard)).lanes[lane_of_ordinal(ordinal)]
             start = NOTHING if vouched else await self._read_before(user, epoch, covered)
             rows = await self._of_mailbox(shard, tenant_id, ordinal, start, covered)
             rows += await self._of_states(tenant_id, user_id, ordinal, {row.conversation_id for row in rows})

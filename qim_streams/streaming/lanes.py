@@ -12,7 +12,8 @@ goes on partition by partition, so that an outage holds only what it touches.
 A role without a `checkpoint` has made its batches durable when its handler returns, and they are
 acknowledged. A role with one keeps its positions for a while: after `checkpoint_s`, after
 `checkpoint_records_max` records and when the lanes stop, `checkpoint` makes the positions durable and then
-everything handled before is acknowledged.
+everything handled before is acknowledged, or as much of it as the checkpoint says is done; the rest is asked
+for again.
 
 Transient failures are retried in place, with jittered delays and a bound, while the partitions stay
 unacknowledged and heartbeats go on; any other failure ends the process.
@@ -28,7 +29,7 @@ Spec: §5 (order), §14.2 (expected_previous as read).
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -45,6 +46,7 @@ OVERTAKE_TIMES: Final = 4  # much longer than usual
 _USUAL_KEEP: Final = 0.9  # weight of the past per sweep
 _RETRY_FIRST_S: Final = 0.02
 _CLOCK_S: Final = 0.001  # timers may fire that much too early
+_AGAIN_S: Final = 0.05  # until a checkpoint that did not reach everything is repeated, at least
 
 
 class PartitionLanes:
@@ -340,11 +342,23 @@ class PartitionLanes:
             return
         partitions = [lane.partition for lane in lanes]
         what = f"{self.source.topic}{partitions}: the checkpoint"
-        if not await self._retrying(lambda: checkpoint(partitions), what):
+        reached: Mapping[int, int] = {}
+
+        async def take() -> None:
+            nonlocal reached
+            reached = await checkpoint(partitions) or {}
+
+        if not await self._retrying(take, what):
             return
         for lane in lanes:
-            lane.handled_records = 0
-            self.acknowledge(lane.partition, lane.previous + 1)
+            done = min(lane.previous, reached.get(lane.partition, lane.previous))
+            self.acknowledge(lane.partition, done + 1)
+            if done == lane.previous:
+                lane.handled_records = 0
+            else:  # the role goes on with what it has: ask again
+                lane.handled_records = 1
+                lane.due_at = asyncio.get_running_loop().time() + max(self.spec.checkpoint_s, _AGAIN_S)
+        self._arm()
 
     # -- retries
 

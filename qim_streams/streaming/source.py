@@ -3,7 +3,7 @@
 Spec: §5 (order), §14.2 (expected_previous as read).
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -72,7 +72,7 @@ class SourceBatch:
 StartPosition = Callable[[int], Awaitable[int]]
 Handler = Callable[[Sequence[SourceBatch]], Awaitable[None]]
 Release = Callable[[frozenset[int]], Awaitable[None]]
-Checkpoint = Callable[[Sequence[int]], Awaitable[None]]
+Checkpoint = Callable[[Sequence[int]], Awaitable[Mapping[int, int] | None]]
 Acknowledge = Callable[[int, int], None]
 
 
@@ -84,7 +84,9 @@ class SourceRole:
     asked at each assignment, may wait for a lease, and is cancelled when the partition is revoked.
     `handle(batches)` gets at most one batch per partition, and returns when everything they cause is
     durable; `checkpoint(partitions)`, if given, when the positions after all batches handled so far are,
-    too: what it does not cover is handed out again after a crash. Both are called again with the same
+    too: what it does not cover is handed out again after a crash. A role that goes on with a batch after
+    `handle` returned says up to which offset (inclusive) each partition is done, and is asked again soon
+    where that is not all; None means all. Both are called again with the same
     arguments after a transient failure, and may run at once for different partitions.
     `on_released(partitions)` is called after the lanes of an assignment have stopped and their offsets
     were committed, before the group goes on; it shares their deadline.
@@ -113,7 +115,7 @@ class SweepService(Protocol):
     async def release(self, partitions: frozenset[int], /) -> None:
         """See `SourceRole.on_released`."""
 
-    async def checkpoint(self, partitions: Sequence[int], /) -> None:
+    async def checkpoint(self, partitions: Sequence[int], /) -> Mapping[int, int] | None:
         """See `SourceRole.checkpoint`."""
 
 

@@ -44,6 +44,7 @@ NTH = {
     "mailbox.entries_partial": 6,
     "mailbox.entries_durable": 10,
     "mailbox.progress_marked": 32,
+    "mailbox.slice_written": 7,
     "mailbox.all_chunks_done": 3,
     "mailbox.watermark_advanced": 16,
     "mailbox.pushed": 13,

@@ -124,7 +124,8 @@ async def test_a_torn_call_is_completed_by_its_repetition(subject: Subject) -> N
     full = [group(0, 1, 2, 3), group(1, 2, 3)]
     assert await store.write_and_advance(SHARD, EPOCH, full, -1, 1) == 1
     assert [await seqs(store, ordinal) for ordinal in (1, 2, 3)] == [[0], [0, 1], [0, 1]]
-    assert (await store.watermark(SHARD)).open_record == ""
+    state = await store.watermark(SHARD)
+    assert (state.open_record, set(state.lanes)) == ("torn", {1}), "another lane's steps stay open"
 
 
 @pytest.mark.parametrize("wrong", [EPOCH - 1, EPOCH + 1])
@@ -155,6 +156,27 @@ async def test_an_epoch_that_fell_back_is_fenced(subject: Subject) -> None:
 async def test_a_shard_without_an_epoch_is_fenced(subject: Subject) -> None:
     with pytest.raises(FencedError):
         await subject.store.write_and_advance(50, EPOCH, [], -1, 0)
+
+
+async def test_lanes_move_one_by_one(subject: Subject) -> None:
+    """§13: W is a vector; it is compared as a whole, moves where it is told to, and goes back nowhere."""
+    store = subject.store
+    apart = rule.marks([4, 7, *[9] * 62])
+    assert await store.write_and_advance(SHARD, EPOCH, [group(7, 1, 2)], -1, apart) == apart
+    assert rule.marks((await store.watermark(SHARD)).lanes) == apart
+    assert await store.write_and_advance(SHARD, EPOCH, [group(8, 3)], 9, 11) == apart
+    assert await store.write_and_advance(SHARD, EPOCH, [group(8, 3)], rule.marks([3] + [9] * 63), 11) == apart
+    assert await seqs(store, 3) == []
+    assert await store.write_step(SHARD, EPOCH, [group(8, 64)], apart, "8.0.2", 0) == 1
+    between = rule.marks([4, *[9] * 63])
+    assert await store.write_and_advance(SHARD, EPOCH, [group(9, 65)], apart, between) == between
+    assert (await store.watermark(SHARD)).open_steps == 1, "a step of another lane stays"
+    assert await store.write_and_advance(SHARD, EPOCH, [], between, 9, record="8.0.2", steps=2) == between
+    assert await store.write_and_advance(SHARD, EPOCH, [], between, 9, record="8.0.2", steps=1) == 9
+    assert [await seqs(store, ordinal) for ordinal in (1, 2, 64, 65)] == [[7], [7], [8], [9]]
+    for wrong in (rule.marks([8] + [10] * 63), rule.marks([9] * 64)):
+        with pytest.raises(ValueError, match="W cannot move"):
+            await store.write_and_advance(SHARD, EPOCH, [], 9, wrong)
 
 
 async def test_steps_stand_in_order_and_all_of_them(subject: Subject) -> None:
@@ -288,7 +310,9 @@ async def test_script_and_rule_agree_on_random_calls(client: RedisClient) -> Non
         await one.grant(1)
     seq, coverage, epoch, step = 0, -1, 1, 0
     for turn in range(1_200):
-        kind = random.choices(["advance", "step", "close", "grant", "trim", "stale"], [8, 4, 2, 1, 1, 2])[0]
+        kind = random.choices(
+            ["advance", "step", "close", "grant", "trim", "stale", "apart"], [8, 4, 2, 1, 1, 2, 2]
+        )[0]
         ordinals = sorted(random.sample(range(12), random.randint(0, 4)))
         if kind in ("advance", "stale"):
             seq += random.choice([1, 1, 3])
@@ -314,6 +338,15 @@ async def test_script_and_rule_agree_on_random_calls(client: RedisClient) -> Non
             more = {"record": str(seq + 1), "steps": random.randint(1, 3)}
             answers = [await _answer(one.store.write_and_advance(*args, **more)) for one in both]
             seq = answers[0] if isinstance(answers[0], int) and answers[0] > seq else seq
+        elif kind == "apart":
+            # Some lanes go on alone, then all of them are together again.
+            seq += 1
+            apart = rule.marks([seq if random.random() < 0.5 else coverage for _ in range(63)] + [coverage])
+            args = (SHARD, epoch, [group(seq, *ordinals)], coverage, apart)
+            answers = [await _answer(one.store.write_and_advance(*args)) for one in both]
+            assert answers[0] == answers[1], f"turn {turn}: {kind} {args}"
+            args = (SHARD, epoch, [], apart, seq)
+            answers = [await _answer(one.store.write_and_advance(*args)) for one in both]
         elif kind == "trim":
             args = (SHARD, epoch, TENANT, random.randrange(12), random.randint(-1, seq + 1))
             answers = [await _answer(one.store.trim(*args)) for one in both]

@@ -7,7 +7,9 @@ from pyroaring import BitMap
 
 from qim_streams.mailbox.entries import groups_of
 from qim_streams.mailbox.intake import Kind, Taken, take
-from qim_streams.mailbox.lanes import Ordinals, Step, by_lane, plan_steps
+from qim_streams.mailbox.lanes import Ordinals, by_lane
+from qim_streams.mailbox.members import Addressed
+from qim_streams.mailbox.open_lanes import OpenLanes
 from qim_streams.mailbox.pages import DoneDispatch, Page, content_digest, decode_page
 from qim_streams.mailbox.ports import EntryGroup
 from qim_streams.placement import LANES, lane_of_ordinal
@@ -97,13 +99,18 @@ def _by_lane(everyone: BitMap) -> Case[list[Ordinals]]:
     return Case(lambda: by_lane(everyone), check)
 
 
-@benchmark("mailbox.plan_steps.100000")
-def steps() -> Case[list[Step]]:
-    """The store calls for 100,000 members, 2,000 mailboxes each."""
-    everyone = members(100_000)
-    return Case(
-        lambda: plan_steps(everyone, 2_000),
-        lambda planned: (
-            sum(step.size for step in planned) == 100_000 and all(step.size <= 2_000 for step in planned)
-        ),
-    )
+@benchmark("mailbox.slices.100000")
+def slices() -> Case[list[int]]:
+    """A record of 100,000 members in one shard: queued by lane, cut into slices of 2,000, all done."""
+    everyone, one = members(100_000), dispatch()
+
+    def call() -> list[int]:
+        lanes = OpenLanes(7, 7, 8, 2_000)
+        lanes.take(Addressed(8, one, everyone), 7, is_large=True, now_s=0.0)
+        sizes = []
+        while (cut := lanes.slice(2_000, 0.0)) is not None:
+            sizes.append(sum(len(part.ordinals) for part in cut.parts))
+            lanes.done(cut, lanes.after(cut))
+        return sizes
+
+    return Case(call, lambda sizes: sum(sizes) == 100_000 and max(sizes) <= 2_000)

@@ -25,6 +25,7 @@ from qim_streams.mailbox.ports import EntryGroup
 from qim_streams.mailbox.progress import DispatchProgress
 from qim_streams.mailbox.service import MailboxMaterialiser
 from qim_streams.mailbox.shards import LeaseTerms, Shard, ShardLeases
+from qim_streams.mailbox.watermark import Marks
 from qim_streams.membership.ports import MembershipReader
 from qim_streams.ownership.ports import Holder
 from qim_streams.placement import lane, mailbox_shard, ordinal_of, outbox_partition
@@ -183,12 +184,12 @@ class NullStore(MemoryMailboxStore):
         shard: int,
         epoch: int,
         groups: Sequence[EntryGroup],
-        expected: int,
-        observed: int,
+        expected: Marks,
+        observed: Marks,
         *,
         record: str = "",
         steps: int = 0,
-    ) -> int:
+    ) -> Marks:
         """See `MailboxStore.write_and_advance`."""
         self.entries += sum(len(group.ordinals) for group in groups)
         return observed
@@ -280,7 +281,8 @@ class MailboxBench:
         self.bodies.forget()
         for shard, served in self.leases.served.items():
             served.coverage = served.pushed_through = FIRST - 1
-            self.progress.settle(shard)
+            noted = self.progress._partitions[shard]
+            noted.noted_first, noted.noted = None, {}
         _run(self.stage.handle(batches))
         return self.store.entries, sum(map(len, self.log.calls))
 

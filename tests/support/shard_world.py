@@ -7,12 +7,13 @@ account of what the log means (`facts`), from which `expected` says what every m
 """
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from pyroaring import BitMap
 
 from qim_streams import ids
-from qim_streams.errors import Outcome, StoreUnavailable
+from qim_streams.errors import Outcome, StoreError, StoreUnavailable
 from qim_streams.log_ports import Poison
 from qim_streams.mailbox import watermark as rule
 from qim_streams.mailbox.floors import WatermarkFloors
@@ -22,8 +23,9 @@ from qim_streams.mailbox.memory_table import Changelog, MemoryTable
 from qim_streams.mailbox.pages import decode_page, page_end
 from qim_streams.mailbox.ports import EntryGroup, Puts
 from qim_streams.mailbox.progress import DispatchProgress
-from qim_streams.mailbox.service import MailboxMaterialiser
+from qim_streams.mailbox.service import MailboxMaterialiser, SliceTerms
 from qim_streams.mailbox.shards import LeaseTerms, Shard, ShardLeases
+from qim_streams.mailbox.watermark import Marks
 from qim_streams.membership.bitmaps import encode
 from qim_streams.ownership.ports import Grant, Holder
 from qim_streams.placement import lane_of_ordinal
@@ -108,23 +110,44 @@ class FaultyStore(MemoryMailboxStore):
         super().__init__()
         self.faults = faults
         self.fell_back = False
+        self.peak: Marks = rule.NOTHING  # the highest that W has been, whatever was lost since
+        self.refusing: set[int] = set()  # ordinals whose mailboxes take no entries
         self._before: list[Any] = []
         self._armed = 0
 
     async def write_step(
-        self, shard: int, epoch: int, groups: Sequence[EntryGroup], expected: int, record: str, step: int
+        self, shard: int, epoch: int, groups: Sequence[EntryGroup], expected: Marks, record: str, step: int
     ) -> int:
         """See the port."""
         self._forget()
         return int(await self.faults.around(super().write_step(shard, epoch, groups, expected, record, step)))
 
     async def write_and_advance(
-        self, shard: int, epoch: int, groups: Sequence[EntryGroup], expected: int, observed: int, **more: Any
-    ) -> int:
+        self,
+        shard: int,
+        epoch: int,
+        groups: Sequence[EntryGroup],
+        expected: Marks,
+        observed: Marks,
+        **more: Any,
+    ) -> Marks:
         """See the port."""
         self._forget()
         call = super().write_and_advance(shard, epoch, groups, expected, observed, **more)
-        return int(await self.faults.around(call))
+        stands: Marks
+        try:
+            stands = await self.faults.around(call)
+        finally:
+            self.peak = rule.merged(self.peak, rule.marks(self._shard(shard).lanes))
+        return stands
+
+    def _write(self, state: Any, groups: Sequence[EntryGroup]) -> None:
+        """Like a script: what stands before the entry that is refused has been written."""
+        for group in groups:
+            fine = list(takewhile(lambda one: one not in self.refusing, group.ordinals))
+            super()._write(state, [group._replace(ordinals=fine)])
+            if len(fine) < len(group.ordinals):
+                raise StoreError("WRONGTYPE", Outcome.NOT_APPLIED)
 
     def _forget(self) -> None:
         """If armed: fall back to what was before the previous call, and go on as if nothing had been."""
@@ -184,6 +207,7 @@ class PushLog:
 
     def __init__(self) -> None:
         self.pushed: list[tuple[int, int]] = []  # (epoch, offset)
+        self._last: dict[tuple[int, int], int] = {}  # (epoch, ordinal) -> offset pushed last
 
     async def attach(self, shard: Shard) -> None:
         """See the port."""
@@ -194,10 +218,54 @@ class PushLog:
             assert all(one.offset <= shard.coverage for one in records), "pushed before W covers it"
             for one in records:
                 if one.dispatch is not None and one.offset > shard.pushed_through:
-                    self.pushed.append((shard.epoch, one.offset))
+                    self._pushed(shard, one)
             shard.pushed_through = max(shard.pushed_through, records[-1].offset)
 
+    async def push_lanes(self, shard: Shard, records: Sequence[Addressed], through: Marks) -> None:
+        """See the port."""
+        lanes = shard.open
+        assert lanes is not None
+        assert not rule.is_below(lanes.stands, through), "told of more than W covers"
+        for one in records:
+            for ordinal in one.members:
+                covered = rule.lane_of_marks(through, lane_of_ordinal(ordinal))
+                assert one.offset <= covered, "pushed before W covers it"
+            self._pushed(shard, one)
+        lanes.pushed = rule.merged(lanes.pushed, through)
+
+    def _pushed(self, shard: Shard, one: Addressed) -> None:
+        self.pushed.append((shard.epoch, one.offset))
+        for ordinal in one.members:
+            who = (shard.epoch, ordinal)
+            assert self._last.get(who, -1) < one.offset, "pushed out of a user's order"
+            self._last[who] = one.offset
+
     async def detach(self, shards: frozenset[int]) -> None:
+        """See the port."""
+
+
+class TailLog:
+    """A `Tail` that checks what it is fed: the log in order, without a hole, nothing above W."""
+
+    def __init__(self, world: "ShardWorld") -> None:
+        self._world = world
+        self.next = 0
+        self.fed: dict[int, int] = {}  # offset -> members
+
+    def begin(self, shard: int, start: int) -> None:
+        """See the port."""
+        self.next = start
+
+    def feed(self, shard: int, records: Sequence[Addressed]) -> None:
+        """See the port."""
+        for one in records:
+            assert one.offset <= rule.lowest(self._world.store.peak), "fed before every lane has it"
+            between = [row.offset for row in self._world.log if self.next <= row.offset < one.offset]
+            assert not between, f"the tail never saw {between}"
+            self.next = max(self.next, one.offset + 1)
+            self.fed[one.offset] = len(one.members)
+
+    async def release(self, shards: frozenset[int]) -> None:
         """See the port."""
 
 
@@ -238,7 +306,7 @@ class GrantingLeases(MemoryLeaseStore):
 class Worker:
     """One worker process: what is in its memory."""
 
-    def __init__(self, world: "ShardWorld", boot: int) -> None:
+    def __init__(self, world: "ShardWorld", boot: int, slice_max: int = ENTRIES_MAX) -> None:
         def die(why: str) -> Any:
             raise Died(why)
 
@@ -260,22 +328,44 @@ class Worker:
             log_begin=world.log_begin,
             now_ms=lambda: world.now_ms,
             entries_max=ENTRIES_MAX,
+            slicing=SliceTerms(ENTRIES_MAX, slice_max, 0.0),
+            monotonic=lambda: world.clock_s,
+            tail=TailLog(world),
         )
+        self.service.slices.begin = lambda *_: None  # type: ignore[method-assign]  # `slice` does it
         self.next_offset = 0
         self.previous = -1
+        self.acknowledged = -1
         self.unsettled = False
 
     async def start(self) -> None:
         """Take the shard over and find the start position."""
         self.leases._watch = lambda: None  # type: ignore[method-assign]  # no background task in a model
         self.next_offset = await self.service.start_position(SHARD)
-        self.previous = self.next_offset - 1
+        self.previous = self.acknowledged = self.next_offset - 1
 
     async def checkpoint(self) -> None:
         """What the lane does every now and then, and when it stops."""
         if self.unsettled:
-            await self.service.checkpoint([SHARD])
-            self.unsettled = False
+            reached = await self.service.checkpoint([SHARD])
+            self.acknowledged = min(self.previous, reached[SHARD])
+            self.unsettled = self.acknowledged < self.previous
+
+    @property
+    def shard(self) -> Shard:
+        """What the worker knows of the shard."""
+        return self.leases.served[SHARD]
+
+    async def slice(self) -> int:
+        """What the background does: one slice, and what follows it. 0: nothing to do."""
+        self.world.clock_s += 0.4
+        lanes = self.shard.open
+        return 0 if lanes is None else await self.service.slices.step(self.shard, lanes)
+
+    async def drain(self) -> None:
+        """All slices."""
+        while await self.slice():
+            pass
 
     async def work(self, count: int, *, checkpoint: bool = True) -> bool:
         """Handle up to `count` records; False when there are none. Retries are the caller's."""
@@ -283,10 +373,10 @@ class Worker:
         if not records:
             return False
         await self.service.handle([Batch(SHARD, records, self.previous)])
+        self.previous, self.next_offset = records[-1].offset, records[-1].offset + 1
         self.unsettled = True
         if checkpoint:
             await self.checkpoint()
-        self.previous, self.next_offset = records[-1].offset, records[-1].offset + 1
         return True
 
 
@@ -302,6 +392,7 @@ class ShardWorld:
         self.log: list[Record] = []
         self.facts: list[Fact] = []
         self.begin, self.next_offset, self.messages, self.now_ms = 0, 0, 0, 1_000
+        self.clock_s = 0.0
         self.members_of: dict[int, tuple[int, ...]] = {}
         self.senders: dict[int, int] = {}
         self._first: dict[int, int] = {}
@@ -427,7 +518,7 @@ class ShardWorld:
         pages = [decode_page(value) for key, value in recovered.iterate(SHARD) if page_end(key) is not None]
         newest = max((page.last for page in pages), default=-1)
         assert covered is None or newest <= covered, "a page above W"
-        done = min(newest, WatermarkFloors(self.floor_table.elsewhere()).read(SHARD))
+        done = min(newest, rule.lowest(WatermarkFloors(self.floor_table.elsewhere()).read(SHARD)))
         paged = {row.dispatch_id for page in pages for row in page.rows}
         lost = [
             n

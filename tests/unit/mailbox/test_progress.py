@@ -115,16 +115,25 @@ async def test_a_replay_cut_differently_loses_no_id() -> None:
     assert [known(elsewhere, offset) for offset in range(6)] == list(range(6))
 
 
-async def test_open_progress_lives_until_its_page() -> None:
+async def test_open_progress_lives_while_its_record_does() -> None:
+    """§5: which chunks of a large record are durable, beside the page that ends before it."""
     table = MemoryTable()
     progress = await recovered(table)
     opened = OpenProgress(5, "5.20", {1: 3})
-    await progress.mark_open(P, opened)
+    progress.note(P, 0, 9, [row(n) for n in range(10)])
+    assert progress.write_page(P, 1, through=4, opened=opened) == 4
+    await progress.barrier(P)
+    progress.settle(P)
     elsewhere = await recovered(table.elsewhere())
     assert elsewhere.open(P) == opened
-    await page(elsewhere, 0, 5)
-    assert elsewhere.open(P) is None
+    assert (known(elsewhere, 4), known(elsewhere, 5)) == (4, None)
+    assert known(progress, 7) == 7, "what was noted and is in no page yet is still remembered"
+    assert progress.write_page(P, 1, through=4, opened=opened) is None
+    assert progress.write_page(P, 2, through=9) == 9
+    await progress.barrier(P)
+    assert progress.open(P) is None
     assert (await recovered(table.elsewhere())).open(P) is None
+    assert known(await recovered(table.elsewhere()), 7) == 7
 
 
 async def test_old_pages_go_with_their_ids_in_bounded_steps() -> None:

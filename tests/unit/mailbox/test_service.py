@@ -2,8 +2,8 @@
 
 import pytest
 
-from qim_streams.errors import FencedError, InvariantViolation
-from qim_streams.mailbox import members, metrics
+from qim_streams.errors import FencedError, InvariantViolation, StoreUnavailable
+from qim_streams.mailbox import members, metrics, service
 from qim_streams.mailbox.kept import KeptPositions
 from qim_streams.mailbox.memory_table import MemoryTable
 from tests.support.shard_world import SHARD, ShardWorld, Worker
@@ -92,12 +92,104 @@ async def test_a_gap_between_w_and_what_was_read_is_refused() -> None:
     assert set(await world.watermark()) == {-1}
 
 
-async def test_lanes_that_stand_apart_are_refused() -> None:
+async def test_lanes_that_stand_apart_go_on_where_each_of_them_is() -> None:
+    """§11 rule 1: from min(W) + 1; lanes that have it are not written again, nobody is made to wait."""
     world = ShardWorld()
-    world.store._shard(SHARD).lanes = (1,) * 63 + (2,)
-    world.skip_offsets(9)
-    with pytest.raises(InvariantViolation, match="lanes stand apart"):
-        await started(world, 1)
+    members = [0, 1, 2, 63, 64, 65]
+    world.append_message(members, sender=1, inline=True)
+    world.append_message([2], sender=1, inline=True)
+    first = await started(world, 1)
+    await first.work(2, checkpoint=False)
+    await first.slice()
+    await first.checkpoint()
+    lanes = await world.watermark()
+    assert len(set(lanes)) > 1
+    assert (first.acknowledged, first.shard.done_through) == (-1, -1)
+    second = await started(world, 2)
+    assert (second.next_offset, second.shard.caught_up) == (0, True)
+    assert (await world.store.watermark(SHARD)).promised == -1
+    await second.work(2, checkpoint=False)
+    await second.drain()
+    await second.checkpoint()
+    assert set(await world.watermark()) == {1}
+    assert second.shard.open is None
+    await world.check()
+
+
+async def test_a_lane_that_fell_back_alone_is_replayed() -> None:
+    """§11 rule 2: W_floor is kept per lane."""
+    world = ShardWorld()
+    world.append_message([0, 1, 2, 63, 64, 65], sender=1, inline=True)
+    first = await started(world, 1)
+    await first.work(1, checkpoint=False)
+    old = world.store.snapshot()
+    await first.slice()
+    await first.checkpoint()  # the table knows of the slice
+    world.store.restore(old)
+    second = await started(world, 2)
+    assert not second.shard.caught_up
+    assert (await world.store.watermark(SHARD)).promised == 0
+    await second.work(1)
+    await second.drain()
+    assert second.shard.caught_up
+    await world.check()
+
+
+async def test_a_small_record_passes_a_large_one_in_lanes_of_its_own() -> None:
+    """§13: only the lanes that a large record touches wait, and each of them only for its own part."""
+    world = ShardWorld()
+    world.append_message([0, 1, 64, 65], sender=1, inline=True)
+    world.append_message([2, 66], sender=2, inline=True)
+    world.append_message([1], sender=1, inline=True)
+    worker = await started(world, 1)
+    await worker.work(3, checkpoint=False)
+    lanes = await world.watermark()
+    assert (lanes[0], lanes[1], lanes[2]) == (-1, -1, 2)
+    assert len(await world.held(2)) == 1
+    await worker.slice()  # the lane in which somebody waits comes first
+    lanes = await world.watermark()
+    assert (lanes[0], lanes[1], lanes[2]) == (-1, 2, 2)
+    assert [seq for seq, _ in await world.held(1)] == [0, 2]
+    await worker.drain()
+    assert set(await world.watermark()) == {2}
+    await world.check()
+
+
+async def test_a_mailbox_that_refuses_holds_its_lane_only() -> None:
+    """B11: other lanes go on, and so do those behind it; what was acknowledged ends before it."""
+    world = ShardWorld()
+    direct(world)
+    world.store.refusing = {65}
+    for _ in range(4):
+        world.append_message([2, 66], sender=2, inline=True)
+    worker = await started(world, 1)
+    await worker.work(5)
+    lanes = await world.watermark()
+    assert (lanes[1], lanes[2], worker.acknowledged) == (-1, 4, -1)
+    assert await worker.slice() == 0, "it is left alone for a while"
+    world.store.refusing.clear()
+    world.clock_s += 2
+    await worker.drain()
+    await worker.checkpoint()
+    assert (set(await world.watermark()), worker.acknowledged) == ({4}, 4)
+    await world.check()
+
+
+async def test_a_record_that_holds_too_many_back_holds_the_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept for the sake of one record is bounded; then its partition waits, unacknowledged."""
+    monkeypatch.setattr(service, "BEHIND_MAX", 3)
+    world = ShardWorld()
+    world.store.refusing = {65}
+    direct(world, 8)
+    worker = await started(world, 1)
+    await worker.work(5)
+    with pytest.raises(StoreUnavailable, match="wait behind the one after -1"):
+        await worker.work(1)
+    world.store.refusing.clear()
+    world.clock_s += 2
+    await worker.drain()
+    await worker.work(3)
+    assert set(await world.watermark()) == {7}
 
 
 async def test_the_old_owner_is_fenced() -> None:

@@ -1,0 +1,191 @@
+"""Slices: large records are written beside the others, a slice at a time, and what follows each slice.
+
+While the lanes of a shard stand apart (``open_lanes``), a task of its own writes slices until they stand
+together again. Two kinds:
+
+* *urgent*: lanes in which a small record waits behind a large one, and no others. They go at once.
+* *low*: everything else. One in the whole worker at a time, and not beside batches that are under way:
+  such a slice waits until none is, but never longer than `wait_s`, so that it cannot starve.
+
+After every write `follow` pushes what became visible, lane by lane in the order of the log, feeds the tail
+with what all lanes have, and closes the lanes when they stand together: the shard is as before.
+
+Invariants: one call per shard is under way (`Shard.writing`), one push (`Shard.pushing`); a failure of the
+store is tried again for ever (``stall`` bounds that), any other ends the process.
+
+Spec: §5, §6, §9, §13.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+
+from qim_streams.errors import StoreUnavailable
+from qim_streams.mailbox import metrics
+from qim_streams.mailbox import watermark as rule
+from qim_streams.mailbox.open_lanes import OpenLanes
+from qim_streams.mailbox.shards import Die, Shard
+from qim_streams.mailbox.tail import Tail
+from qim_streams.mailbox.writer import EntryWriter
+from qim_streams.push.ports import Pusher
+
+log = logging.getLogger(__name__)
+
+PUSH_RECORDS_MAX = 500  # in one go
+_RETRY_FIRST_S, _RETRY_MAX_S = 0.02, 1.0
+
+
+class Slices:
+    """The slices of one worker."""
+
+    def __init__(
+        self,
+        writer: EntryWriter,
+        pusher: Pusher,
+        tail: Tail,
+        *,
+        size_max: int,
+        wait_s: float,
+        now_ms: Callable[[], int],
+        die: Die,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._writer, self._pusher, self._tail = writer, pusher, tail
+        self._size_max, self._wait_s = size_max, wait_s
+        self._now_ms, self._die, self._monotonic = now_ms, die, monotonic
+        self._low = asyncio.Lock()
+        self._batches = 0  # under way
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._wake: dict[int, asyncio.Event] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """A batch of small records is under way: low slices wait."""
+        self._batches += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._batches -= 1
+            if not self._batches:
+                self._idle.set()
+
+    # -- tasks
+
+    def begin(self, shard: Shard, lanes: OpenLanes) -> None:
+        """Write slices of `shard` in the background until its lanes stand together."""
+        wake = self._wake[shard.shard] = asyncio.Event()
+        self._tasks[shard.shard] = asyncio.get_running_loop().create_task(
+            self._run(shard, lanes, wake), name=f"slices-{shard.shard}"
+        )
+
+    def wake(self, shard: Shard) -> None:
+        """Something was queued."""
+        wake = self._wake.get(shard.shard)
+        if wake is not None:
+            wake.set()
+
+    async def end(self, shards: frozenset[int]) -> None:
+        """Stop; a call that is under way stands or does not, and either is fine."""
+        tasks = [task for shard in shards if (task := self._tasks.pop(shard, None)) is not None]
+        for shard in shards:
+            self._wake.pop(shard, None)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _run(self, shard: Shard, lanes: OpenLanes, wake: asyncio.Event) -> None:
+        pause_s = 0.0
+        try:
+            while shard.open is lanes:
+                wake.clear()
+                try:
+                    wrote, pause_s = await self.step(shard, lanes), 0.0
+                except StoreUnavailable as error:
+                    if not pause_s:
+                        log.warning("shard %d: a slice waits: %s", shard.shard, error)
+                    pause_s = min(_RETRY_MAX_S, 2 * pause_s or _RETRY_FIRST_S)
+                    await asyncio.sleep(pause_s)
+                    continue
+                if not wrote and shard.open is lanes:
+                    await self._rest(lanes, wake)
+        except Exception as error:  # noqa: BLE001 - whatever it is, nobody writes these lanes any more
+            self._die(f"shard {shard.shard}: writing slices failed: {type(error).__name__}: {error}")
+
+    async def _rest(self, lanes: OpenLanes, wake: asyncio.Event) -> None:
+        """Until something is queued, or a lane that is held may be tried again."""
+        until_s = lanes.next_try_s()
+        timeout_s = None if until_s is None else max(0.001, until_s - self._monotonic())
+        try:
+            async with asyncio.timeout(timeout_s):
+                await wake.wait()
+        except TimeoutError:
+            pass  # a lane's time has come
+
+    # -- a slice
+
+    async def step(self, shard: Shard, lanes: OpenLanes) -> int:
+        """Write one slice in its turn, and what follows; how many mailboxes it had. StoreUnavailable."""
+        wrote = 0
+        if lanes.is_urgent(self._monotonic()) or not lanes.waits:
+            wrote = await self._write(shard, lanes, "urgent")
+        else:
+            async with self._low:
+                await self._turn()
+                wrote = await self._write(shard, lanes, "low")
+        await self.follow(shard, lanes)
+        return wrote
+
+    async def _turn(self) -> None:
+        """Until no batch is under way, but not for ever."""
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await self._idle.wait()
+        except TimeoutError:
+            pass  # the bound of starvation
+
+    async def _write(self, shard: Shard, lanes: OpenLanes, kind: str) -> int:
+        async with shard.writing:
+            await self._writer.settle(shard)
+            wrote = await self._writer.write_slice(shard, lanes, self._size_max, self._monotonic())
+        if wrote:
+            metrics.SLICES.labels(kind).inc()
+        return wrote
+
+    # -- what follows
+
+    async def follow(self, shard: Shard, lanes: OpenLanes) -> None:
+        """Push, feed and count what became visible; close the lanes when they stand together."""
+        async with shard.pushing:
+            while shard.open is lanes:
+                part = list(islice(lanes.unpushed, PUSH_RECORDS_MAX))
+                await self._pusher.push_lanes(shard, part, lanes.visible())
+                for _ in part:
+                    lanes.unpushed.popleft()
+                if not lanes.unpushed:
+                    break
+            else:
+                return  # closed by whoever followed before
+            fed = lanes.feed()
+            if fed:
+                self._tail.feed(shard.shard, fed)
+            self._count(lanes)
+            if lanes.is_even and shard.open is lanes and not shard.writing.locked():
+                self._close(shard, lanes)
+
+    def _count(self, lanes: OpenLanes) -> None:
+        now_ms = self._now_ms()
+        for one in lanes.take_completed():
+            metrics.MAILBOXED.observe(max(0.0, (now_ms - one.dispatch.committed_at) / 1000))
+
+    def _close(self, shard: Shard, lanes: OpenLanes) -> None:
+        shard.coverage = lanes.known
+        shard.pushed_through = max(lanes.known, rule.highest(lanes.pushed))
+        shard.open = None
+        self.wake(shard)
