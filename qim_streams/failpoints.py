@@ -52,6 +52,12 @@ NAMES = frozenset(
         "gateway.sync_complete_checked",
         "gateway.push_partial",
         "webhook.delivered",
+        "shard.prepared",
+        "shard.marked_some",
+        "shard.all_marked",
+        "shard.marks_noted",
+        "shard.ends_read",
+        "shard.settled",
     }
 )
 

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from pydantic import Field, SecretStr, ValidationError, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 
 from qim_streams import limits
 from qim_streams.errors import ConfigError
+from qim_streams.settings_notification import NotificationSettings
 
 SECRET_BYTES_MIN = 32
 SECRET_FILE_BYTES_MAX = 4_096
@@ -36,7 +37,7 @@ def _setting(default: Any, section: str, description: str, **bounds: Any) -> Any
     return Field(default=default, description=description, json_schema_extra={"section": section}, **bounds)
 
 
-class Settings(BaseSettings):
+class Settings(NotificationSettings):
     """The settings of every role; a role reads the ones of its section."""
 
     model_config = SettingsConfigDict(env_prefix="QIM_", extra="ignore", frozen=True)
@@ -53,13 +54,16 @@ class Settings(BaseSettings):
     outbox_partitions: int = _setting(
         4, "stack", "partitions of qim.outbox.v1; fixed once used", ge=1, le=4096
     )
-    mailbox_shards: int = _setting(8, "stack", "partitions of qim.dispatch.v1 = MailboxShards", ge=1, le=4096)
+    mailbox_shards: int = _setting(
+        8, "stack", "MailboxShards to begin with; fixed once used, splits come on top", ge=1, le=4096
+    )
+    mailbox_shards_max: int = _setting(
+        0, "stack", "partitions of qim.dispatch.v1: how far shards can be split; 0 = not", ge=0, le=4096
+    )
     connection_shards: int = _setting(
         4, "stack", "partitions of qim.push.v1 = ConnectionShards", ge=1, le=4096
     )
-    room_partitions: int = _setting(
-        4, "stack", "partitions of qim.room.v1; fixed once used", ge=1, le=4096
-    )
+    room_partitions: int = _setting(4, "stack", "partitions of qim.room.v1; fixed once used", ge=1, le=4096)
     log_level: str = _setting(
         "INFO", "stack", "DEBUG, INFO, WARNING or ERROR", pattern="^(DEBUG|INFO|WARNING|ERROR)$"
     )
@@ -119,7 +123,6 @@ class Settings(BaseSettings):
         "devices of a user at once: all, platform (one of each) or newest; the admin API sets others",
         pattern="^(all|platform|newest)$",
     )
-
     room_outbound_frame_rate: float = _setting(
         10.0, "gateway", "ROOM_BATCH frames a second and connection, at most", gt=0, le=100
     )
@@ -290,12 +293,6 @@ class Settings(BaseSettings):
         7 * 86_400, "archive", "silence after which a conversation's archived messages leave Redis", ge=60
     )
 
-    # -- webhooks
-    webhooks_file: Path | None = _setting(
-        None, "webhooks", "YAML file of applications' endpoints; unset = no webhooks"
-    )
-    webhook: str = _setting("", "webhooks", "the endpoint of that file that this worker tells")
-
     # -- api
     api_host: str = _setting("127.0.0.1", "api", "address of the HTTP admin API")
     api_port: int = _setting(8081, "api", "port of the HTTP admin API; 0 = any free", ge=0, le=65535)
@@ -304,7 +301,7 @@ class Settings(BaseSettings):
     @classmethod
     def _secrets_of_files(cls, values: dict[str, Any]) -> dict[str, Any]:
         found = dict(values)
-        for name in SECRETS:
+        for name in (*SECRETS, "redis_url"):
             path = values.get(f"{name}_file")
             if path is None or path == "":
                 continue
@@ -327,13 +324,18 @@ class Settings(BaseSettings):
             raise ValueError("large_group_members: is above group_members_max; lower it")
         if self.cassandra_user and self.cassandra_password_file is None:
             raise ValueError("cassandra_user: needs QIM_CASSANDRA_PASSWORD_FILE; set it, or no user")
-        for name in (*SECRETS, "redis_url"):
+        for name in SECRETS:
             value = getattr(self, name).get_secret_value()
             if value and len(value) < SECRET_BYTES_MIN:
                 raise ValueError(
                     f"{name}: has {len(value)} characters, needs {SECRET_BYTES_MIN}; use a longer one"
                 )
         return self
+
+    @property
+    def dispatch_partitions(self) -> int:
+        """Partitions of the dispatch log: the shards of the beginning, and room for those of splits."""
+        return max(self.mailbox_shards, self.mailbox_shards_max)
 
     def secret(self, name: str) -> bytes:
         """The bytes of a required secret; ConfigError that names the variable when it is not set."""

@@ -58,7 +58,7 @@ def _redis_of_environment(settings: Settings) -> str | None:
     "--workers",
     multiple=True,
     metavar="ROLE=COUNT",
-    help="processes of fanout, mailbox or qsession (or archiver, with cassandra); repeatable",
+    help="processes of fanout, mailbox, qsession or notification (or archiver, with cassandra); repeatable",
 )
 @click.option("--without", multiple=True, metavar="ROLE", help="leave archiver or qsession out; repeatable")
 @click.option(
