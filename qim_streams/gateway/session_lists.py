@@ -7,7 +7,7 @@ Spec: §9.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -15,14 +15,11 @@ from qim_streams.errors import QimError
 from qim_streams.gateway.session_rows import delta_frame, list_bytes, row_frame
 from qim_streams.gateway.session_totals import SessionTotalsTeller
 from qim_streams.gateway.signals import SignalBus
-from qim_streams.membership.commands import GroupCommand, GroupOp, GroupState
 from qim_streams.membership.ports import OrdinalDirectory
 from qim_streams.membership.rules import DIRECT
 from qim_streams.sessions.actions import Actor, Changed, UserActions
+from qim_streams.sessions.entering import Entering
 from qim_streams.sessions.ports import SessionUser, user_of
-from qim_streams.sessions.projection_ports import ProjectionStore
-from qim_streams.sessions.projection_records import SessionRow as ProjectedRow
-from qim_streams.sessions.projection_records import Slot, slot_of
 from qim_streams.sessions.reading import ListQuery, SessionLists
 from qim_streams.sessions.receipts import Receipts
 from qim_streams.sync.ports import MailboxAddress
@@ -51,7 +48,6 @@ log = logging.getLogger(__name__)
 
 BACKGROUND_MAX: Final = 64  # things that nobody waits for, at once; more are left out
 Change = Callable[[Actor, Any], Awaitable[Changed]]
-_ENTERING = (GroupOp.CREATE, GroupOp.ADD, GroupOp.JOIN)
 
 
 class ListSession(Protocol):
@@ -84,12 +80,11 @@ class SessionListFrames:
         bus: SignalBus,
         totals: SessionTotalsTeller,
         ordinals: OrdinalDirectory,
-        projection: ProjectionStore,
-        now_ms: Callable[[], int],
+        entering: Entering,
     ) -> None:
         self.lists, self.actions, self.bus, self.totals = lists, actions, bus, totals
-        self._receipts, self._ordinals, self._projection = receipts, ordinals, projection
-        self._now_ms, self._changes = now_ms, _changes_of(actions)
+        self.entering, self._receipts, self._ordinals = entering, receipts, ordinals
+        self._changes = _changes_of(actions)
         self._working: set[asyncio.Task[None]] = set()
 
     def handle(self, session: ListSession, frame: Any) -> bool:
@@ -157,29 +152,6 @@ class SessionListFrames:
         if ordinal is not None:
             self.bus.tell(SessionUser(tenant_id, peer_id, ordinal), "", data)
 
-    # -- registration
-
-    def entered(self, command: GroupCommand, state: GroupState) -> None:
-        """Users have entered a group: it is in their lists before the first message.
-
-        Should this fail, the first message brings it.
-        """
-        if command.op in _ENTERING and len(self._working) < BACKGROUND_MAX:
-            users = list(command.user_ids)
-            if command.op is not GroupOp.ADD and command.actor_id is not None:
-                users.append(command.actor_id)
-            head = state.conversation
-            self._background(self._enter(head.tenant_id, head.conversation_id, head.seq + 1, users))
-
-    async def _enter(self, tenant_id: str, name: str, first_seq: int, users: Sequence[str]) -> None:
-        rows: dict[Slot, list[ProjectedRow]] = {}
-        for ordinal in await self._ordinals.find(tenant_id, users):
-            if ordinal is not None:
-                row = ProjectedRow(ordinal, name, self._now_ms(), first_seq)
-                rows.setdefault(slot_of(tenant_id, ordinal), []).append(row)
-        if rows:
-            await self._projection.write(rows)
-
     def _background(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(self._guarded(work))
         self._working.add(task)
@@ -189,7 +161,7 @@ class SessionListFrames:
         try:
             await work
         except QimError as error:
-            log.warning("left to the first message: %s", error)
+            log.info("a signal is left out: %s", error)
 
     async def close(self) -> None:
         """Give up what is under way."""

@@ -24,8 +24,10 @@ from qim_streams.ownership.redis_leases import RedisLeaseStore
 from qim_streams.quotas.redis_quotas import RedisTenantRules
 from qim_streams.redis_tier import RedisClient, connect, translated
 from qim_streams.roles.room_admin import LinkedRooms
+from qim_streams.roles.session_lists import compose_entering
 from qim_streams.roles.tracing import partition_of, tracing
 from qim_streams.script_pipe import ScriptPipe
+from qim_streams.sessions.entering import Entering
 from qim_streams.settings import Settings
 from qim_streams.trace.model import MessageTrace
 from qim_streams.trace.service import OUTBOX, TraceDeps, TraceHint, trace_message
@@ -58,14 +60,16 @@ async def run_api(settings: Settings, stop: asyncio.Event) -> None:
 
 
 class WriterCommands:
-    """The API's commands on the links to the writers."""
+    """The API's commands on the links to the writers; who enters a group has it in his list at once."""
 
-    def __init__(self, links: WriterLinks, timeout_s: float) -> None:
-        self._links, self._timeout_s = links, timeout_s
+    def __init__(self, links: WriterLinks, timeout_s: float, entering: Entering) -> None:
+        self._links, self._timeout_s, self._entering = links, timeout_s, entering
 
     async def group(self, command: GroupCommand) -> GroupState:
         """See `api.ports.Commands`."""
-        return await self._links.group(command, self._timeout_s)
+        state = await self._links.group(command, self._timeout_s)
+        await self._entering.entered(command, state)
+        return state
 
 
 def _deps(
@@ -79,7 +83,9 @@ def _deps(
     place = partial(partition_of, settings.outbox_partitions)
     return ApiDeps(
         api_key=key,
-        commands=WriterCommands(links, settings.send_deadline_ms / 1000),
+        commands=WriterCommands(
+            links, settings.send_deadline_ms / 1000, compose_entering(redis, settings.outbox_partitions)
+        ),
         new_group_id=lambda: f"g-{uuid.uuid4().hex}",
         conversations=RedisMembershipStore(redis, PartitionCalls(ScriptPipe(redis)), place),
         trace=partial(_trace, trace),

@@ -13,6 +13,7 @@ from qim_streams.gateway.session_totals import SessionTotalsTeller
 from qim_streams.history.redis_history import RedisHistoryStore
 from qim_streams.mailbox.redis_store import RedisMailboxStore
 from qim_streams.membership.ports import OrdinalDirectory
+from qim_streams.membership.redis_directory import RedisOrdinalDirectory
 from qim_streams.membership.redis_store import RedisMembershipStore
 from qim_streams.ownership.redis_wholeness import RedisWholeness
 from qim_streams.placement import mailbox_shard
@@ -21,6 +22,7 @@ from qim_streams.runtime import now_ms
 from qim_streams.script_pipe import ScriptPipe
 from qim_streams.sessions.actions import UserActions
 from qim_streams.sessions.badges import Badges
+from qim_streams.sessions.entering import Entering
 from qim_streams.sessions.keeping import StateKeeper
 from qim_streams.sessions.positions import Positions
 from qim_streams.sessions.reading import SessionLists
@@ -87,7 +89,8 @@ def compose_lists(
     actions = UserActions(states, lists, lambda actor, changed: frames.tell(actor, changed), now_ms)
     members = RedisMembershipStore(redis, PartitionCalls(ScriptPipe(redis)), partition_of)
     receipts = Receipts(members, heads, states, now_ms)
-    frames = SessionListFrames(lists, actions, receipts, signals, totals, ordinals, projection, now_ms)
+    entering = Entering(ordinals, projection, now_ms)
+    frames = SessionListFrames(lists, actions, receipts, signals, totals, ordinals, entering)
     return ListServices(frames, signals, UserDeletions(RestoredStates(states, archive)))
 
 
@@ -95,6 +98,14 @@ def compose_badges(redis: RedisClient, archive: Any, partition_of: PartitionOf, 
     """Who counts badges for notifications; `archive` is what `archive.opening.open_archive_reader` gives."""
     states, _, _, rows, positions = _reading(redis, archive, partition_of, shards)
     return Badges(states, archive, rows, positions)
+
+
+def compose_entering(redis: RedisClient, partitions: int) -> Entering:
+    """Who puts groups into the lists of new members. `partitions`: Outbox partitions."""
+    wholeness = RedisWholeness(redis, partitions)
+    # Without a memory: what it said before the hot tier was lost may be somebody else's now.
+    ordinals = RedisOrdinalDirectory(redis, ScriptPipe(redis), wholeness, cache_max=0)
+    return Entering(ordinals, RedisProjection(redis), now_ms)
 
 
 def compose_keeper(

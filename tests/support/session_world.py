@@ -16,6 +16,7 @@ from qim_streams.placement import lane, mailbox_shard, ordinal_of
 from qim_streams.records import KIND_RECALL, STATE_RECALLED, decode_message
 from qim_streams.sessions.actions import Actor, Changed, UserActions
 from qim_streams.sessions.badges import Badges
+from qim_streams.sessions.entering import Entering
 from qim_streams.sessions.keeping import StateKeeper
 from qim_streams.sessions.memory_projection import MemoryProjection
 from qim_streams.sessions.ports import SessionUser
@@ -150,8 +151,7 @@ class SessionWorld:
             self.signals,
             SessionTotalsTeller(self.badges, self.signals, self.clock),
             ordinals,
-            self.projection,
-            self.clock,
+            Entering(ordinals, self.projection, self.clock),
         )
         self.tell = made.tell
         return made

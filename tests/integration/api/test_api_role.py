@@ -4,6 +4,7 @@ Also the commands that look at the same servers: ``qim topics``, ``qim tables``,
 Spec: §1, §4.
 """
 
+import asyncio
 import json
 import os
 import subprocess
@@ -14,11 +15,18 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import SecretStr
 
 from qim_streams import hlc
 from qim_streams.embedded.ports import free_ports
 from qim_streams.embedded.process import child_env, start_child
 from qim_streams.embedded.stack import EmbeddedStack
+from qim_streams.membership.redis_directory import RedisOrdinalDirectory
+from qim_streams.redis_tier import connect
+from qim_streams.script_pipe import ScriptPipe
+from qim_streams.sessions.ports import SessionUser
+from qim_streams.sessions.redis_user_state import RedisUserStates
+from qim_streams.settings import Settings
 from tests.support.waiting import eventually_sync
 
 pytestmark = pytest.mark.integration
@@ -115,6 +123,36 @@ def done(answer: httpx.Response, status: int = 200) -> dict[str, Any]:
     """The body of a good answer."""
     assert answer.status_code == status, answer.text
     return dict(answer.json())
+
+
+def listed(roles: Roles, *users: str) -> dict[str, list[str]]:
+    """The conversations in the lists of users, as they stand."""
+
+    async def read() -> dict[str, list[str]]:
+        client = connect(Settings(redis_url=SecretStr(roles.environment["QIM_REDIS_URL"])))
+        try:
+            ordinals = await RedisOrdinalDirectory(client, ScriptPipe(client)).find("acme", users)
+            states, found = RedisUserStates(client, lambda: 0), {}
+            for user, ordinal in zip(users, ordinals, strict=True):
+                assert ordinal is not None
+                page = await states.page(SessionUser("acme", user, ordinal), None, 10)
+                found[user] = [row.conversation_id for row in page.rows]
+            return found
+        finally:
+            await client.aclose()
+
+    return asyncio.run(read())
+
+
+def test_who_enters_by_the_api_has_the_group_in_his_list_at_once(roles: Roles, api: httpx.Client) -> None:
+    """Before anything is said in it: made with him, added, joined. The row says by itself who is a member."""
+    group = {"conversation_id": "hall", "owner": "gil", "members": ["hal"], "join_policy": "open"}
+    done(api.post(f"{BASE}/groups", json=group), 201)
+    assert listed(roles, "gil", "hal") == {"gil": ["hall"], "hal": ["hall"]}
+    done(api.post(f"{BASE}/groups/hall/members", json={"user_ids": ["ida"]}))
+    assert listed(roles, "ida") == {"ida": ["hall"]}
+    done(api.post(f"{BASE}/groups/hall/join", json={"user_id": "jon"}))
+    assert listed(roles, "jon") == {"jon": ["hall"]}
 
 
 def test_a_group_through_the_writer(api: httpx.Client) -> None:

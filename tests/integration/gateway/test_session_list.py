@@ -34,7 +34,6 @@ from qim_streams.wire.frames_sessions import (
 )
 from tests.support.gateway_world import GatewayWorld, WireClient
 from tests.support.session_world import SessionWorld
-from tests.support.waiting import eventually
 
 BOTH = pytest.mark.parametrize("codec", CODECS.values(), ids=lambda c: c.subprotocol)
 ALWAYS = ((0, None),)
@@ -210,7 +209,7 @@ async def test_new_members_have_the_group_before_its_first_message(world: Gatewa
         await ann.sign_on("ann")
         assert isinstance(await ann.call(GroupCreate(1, ["ben"])), GroupState)
         ben = lists.user("ben")
-        await eventually(lambda: lists.projection.rows.get((ben.tenant_id, ben.ordinal)))
+        assert lists.projection.rows.get((ben.tenant_id, ben.ordinal)), "before the answer"
         (row,) = (await lists.page("ben")).rows
         assert (row.view.conversation_id, row.unread.messages, row.last) == ("g.new", 0, None)
 
