@@ -25,7 +25,7 @@ from typing import Final, Protocol
 from qim_streams.errors import StoreError
 from qim_streams.gateway.services import Services
 from qim_streams.gateway.session import ClientSession
-from qim_streams.mailbox.ports import MailboxStore, Stretch
+from qim_streams.mailbox.ports import MailboxStore, Stretch, WatermarkState
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +55,7 @@ class Unpushed:
         self._all, self._mailboxes, self._pushes, self._now_s = services, mailboxes, pushes, now_s
         self._unpromised: dict[ClientSession, float] = {}  # since when, by our clock
         self._said = ""
+        self._states: dict[int, WatermarkState] = {}
 
     async def run(self) -> None:
         """Look after them for ever."""
@@ -100,7 +101,7 @@ class Unpushed:
 
     async def _serve(self, sessions: Sequence[ClientSession]) -> None:
         shards = list({session.address.shard for session in sessions})
-        states = dict(zip(shards, await self._mailboxes.watermarks(shards), strict=True))
+        states = self._states = dict(zip(shards, await self._mailboxes.watermarks(shards), strict=True))
         behind: list[tuple[ClientSession, Stretch]] = []
         for session in sessions:
             assert session.feed is not None
@@ -115,6 +116,8 @@ class Unpushed:
 
     async def _fill(self, behind: Sequence[tuple[ClientSession, Stretch]]) -> None:
         found = await self._mailboxes.anything([stretch for _, stretch in behind])
+        if not all(found):
+            found = await self._proved(behind, found)
         for (session, stretch), has_news in zip(behind, found, strict=True):
             if session.feed is None or not session.is_open:
                 continue
@@ -123,3 +126,16 @@ class Unpushed:
                 session.feed.behind(stretch.up_to_seq)
             else:
                 session.feed.stream.nothing_until(stretch.up_to_seq)
+
+    async def _proved(
+        self, behind: Sequence[tuple[ClientSession, Stretch]], found: Sequence[bool]
+    ) -> list[bool]:
+        """`found`, but nothing is taken for empty that a store may have lost since W was read."""
+        shards = list({stretch.shard for _, stretch in behind})
+        now = dict(zip(shards, await self._mailboxes.watermarks(shards), strict=True))
+        same = {
+            shard for shard in shards
+            if now[shard].epoch == self._states[shard].epoch
+            and min(now[shard].lanes) >= min(self._states[shard].lanes)
+        }  # fmt: skip
+        return [has or stretch.shard not in same for has, (_, stretch) in zip(found, behind, strict=True)]

@@ -9,6 +9,8 @@ Invariants:
   effective_trim is read after the rows, and trimming raises it in the same step that removes rows, so a
   range that was whole while it was read is whole. A range that was not is CURSOR_EXPIRED, never an
   empty success over a hole.
+* Nothing is returned from a store that was emptied meanwhile: W and the epoch that moved it are read again
+  after the rows. Entries, W and that epoch are lost together, and a replay has an epoch of its own.
 * A body comes from the hot tier, else from the archive (nothing is trimmed from the hot tier before it
   is archived, and the archive is asked after the hot tier). An entry without body is an error
   (BODY_UNAVAILABLE), because a cursor behind it would lose the message.
@@ -24,7 +26,7 @@ from typing import Final, NamedTuple
 from qim_streams import limits
 from qim_streams.errors import Outcome, ProtocolError, RecordError, StoreError, SyncVerdict
 from qim_streams.ids import NOTHING_COVERED, event_id
-from qim_streams.mailbox.ports import MailboxStore, StoredEntry
+from qim_streams.mailbox.ports import MailboxStore, StoredEntry, WatermarkState
 from qim_streams.mentions import type_in_body
 from qim_streams.records import UserMailboxEntry, decode_entry
 from qim_streams.sync.bodies import PulledBodies
@@ -32,6 +34,7 @@ from qim_streams.sync.ports import BodyReader, MailboxAddress
 
 BODIES_FIRST: Final = 32  # bodies of the first portion; later ones follow from their size
 BODIES_MAX: Final = 128  # bodies of any portion: at most 8 MiB with bodies of 64 KiB
+READS_MAX: Final = 3  # of one range, while owners of the shard follow each other
 _EVENT_OVERHEAD: Final = 128  # bytes of an event besides its common body
 
 
@@ -90,12 +93,25 @@ class PullService:
             raise ProtocolError(code, f"up_to_seq is above {watermark}", field="up_to_seq")
         if after_seq >= up_to_seq:
             return PullResult([], after_seq, watermark, False, state.epoch)
-        rows, through = await self._rows(address, after_seq, up_to_seq, limit_entries)
-        trim = await self._trim(address)
-        if after_seq < trim:
-            raise _expired(trim)
+        rows, through = await self._proved_rows(address, state, (after_seq, up_to_seq, limit_entries))
         events, through = await self._events(address, rows, through, limit_bytes)
         return PullResult(events, through, watermark, through < up_to_seq, state.epoch)
+
+    async def _proved_rows(
+        self, address: MailboxAddress, before: WatermarkState, wanted: tuple[int, int, int]
+    ) -> tuple[list[StoredEntry], int]:
+        """Rows of (after_seq, up_to_seq], at most so many, that were whole while they were read."""
+        for _ in range(READS_MAX):
+            rows, through = await self._rows(address, *wanted)
+            trim, after = await asyncio.gather(self._trim(address), self._mailboxes.watermark(address.shard))
+            if wanted[0] < trim:
+                raise _expired(trim)
+            if after.lanes[address.lane] < before.lanes[address.lane]:
+                break  # the store lost them
+            if after.epoch == before.epoch:
+                return rows, through
+            before = after  # another owner; or the store was lost, and is written again by now
+        raise ProtocolError("SHARD_MOVED", "mailboxes changed hands while they were read", field="up_to_seq")
 
     async def _trim(self, address: MailboxAddress) -> int:
         return await self._mailboxes.trim_watermark(address.shard, address.tenant_id, address.ordinal)

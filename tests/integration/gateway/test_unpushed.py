@@ -1,10 +1,12 @@
 """E4: where the push log does not tell, sessions go by W: nothing is missed, nothing comes twice."""
 
 import asyncio
+from collections.abc import Sequence
 
 from qim_streams.errors import StoreUnavailable
 from qim_streams.gateway.shard import SILENCE_S
 from qim_streams.gateway.unpushed import UNPROMISED_S
+from qim_streams.mailbox.ports import Stretch
 from qim_streams.ownership.ports import Grant
 from qim_streams.wire.frames import Ping, Pong
 from tests.support.gateway_world import GatewayWorld, WireClient
@@ -119,3 +121,22 @@ async def test_a_store_that_is_away_changes_nothing() -> None:
         world.store.anything = answers  # type: ignore[method-assign]
         assert [one.mailbox_seq for one in await ben.pushed(1)] == [seq]
         task.cancel()
+
+
+async def test_a_store_that_was_emptied_is_no_proof_of_emptiness() -> None:
+    """P7: W was read, then everything was lost: the position stays where it was."""
+    async with GatewayWorld().running() as world, await WireClient.connect(world.url) as ben:
+        await ben.sign_on("ben")
+        await ben.go_online()
+        await world.commit("ben")
+        world.reader.silent_s = SILENCE_S + 1
+        stream = world.registry.sessions()[0].feed.stream  # type: ignore[union-attr]
+        before, anything = stream.position, world.store.anything
+
+        async def emptied(stretches: Sequence[Stretch]) -> list[bool]:
+            world.store.restore({})
+            return await anything(stretches)
+
+        world.store.anything = emptied  # type: ignore[method-assign]
+        await world.unpushed.look()
+        assert stream.position == before

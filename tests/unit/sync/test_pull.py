@@ -3,8 +3,8 @@
 import pytest
 
 from qim_streams.errors import ProtocolError, SyncVerdict
-from qim_streams.sync.pull import BODIES_MAX, PullResult, PullService
-from tests.support.mailbox_world import ADDRESS, CONVERSATION, MailboxWorld, message_id, record
+from qim_streams.sync.pull import BODIES_MAX, READS_MAX, PullResult, PullService
+from tests.support.mailbox_world import ADDRESS, CONVERSATION, SHARD, MailboxWorld, message_id, record
 
 
 async def world_of(*seqs: int | tuple[int, int], body: bytes = b"x") -> MailboxWorld:
@@ -74,6 +74,45 @@ async def test_trim_during_the_read(moment: str) -> None:
     setattr(world.store, moment, lambda: world.trim(3))
     with pytest.raises(SyncVerdict, match="CURSOR_EXPIRED"):
         await service(world).pull(ADDRESS, 1, 4, 10, 10**6)
+
+
+@pytest.mark.parametrize("moment", ["before_read", "after_read"])
+async def test_a_store_that_is_emptied_during_the_read(moment: str) -> None:
+    """T-R2, P7: entries, W and trim are lost together: rows that are missing are no proof of anything."""
+    world = await world_of(1, 2, 3, 4)
+    setattr(world.store, moment, lambda: world.store.restore({}))
+    with pytest.raises(ProtocolError, match="SHARD_MOVED"):
+        await service(world).pull(ADDRESS, 1, 4, 10, 10**6)
+
+
+async def test_a_store_that_is_emptied_and_written_again_during_the_read() -> None:
+    """The replay has an epoch of its own: what was read is read again."""
+    world = await world_of(1, 2, 3, 4)
+    whole = world.store.snapshot()
+    whole[SHARD].epoch += 7
+
+    def emptied() -> None:
+        world.store.restore({})
+        world.store.after_read = lambda: world.store.restore(whole)
+
+    world.store.before_read = emptied
+    assert places(await service(world).pull(ADDRESS, 1, 4, 10, 10**6)) == [(2, 0), (3, 0), (4, 0)]
+
+
+async def test_owners_that_follow_each_other_hold_a_pull_only_so_long() -> None:
+    world = await world_of(1, 2, 3)
+    reads = 0
+
+    def next_owner() -> None:
+        nonlocal reads
+        reads += 1
+        world.store._shard(SHARD).epoch += 1
+        world.store.before_read = next_owner
+
+    world.store.before_read = next_owner
+    with pytest.raises(ProtocolError, match="SHARD_MOVED"):
+        await service(world).pull(ADDRESS, -1, 3, 10, 10**6)
+    assert reads == READS_MAX
 
 
 async def test_an_empty_answer_covers_the_range() -> None:
