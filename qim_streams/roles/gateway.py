@@ -61,6 +61,8 @@ from qim_streams.quotas.service import RulesCache
 from qim_streams.redis_tier import RedisClient, connect
 from qim_streams.roles.gateway_rooms import ROOM_TOPIC, GatewayRooms
 from qim_streams.roles.session_lists import compose_lists
+from qim_streams.roles.moderation import asking_first
+from qim_streams.roles.push_admin import compose_push_devices
 from qim_streams.runtime import now_ms
 from qim_streams.script_pipe import ScriptPipe
 from qim_streams.settings import Settings
@@ -199,7 +201,7 @@ def compose(
         logins=Logins(
             devices, RulesCache(RedisTenantRules(redis), now_ms), settings.multi_login, lists.signals, now_ms
         ),
-        writers=writers,
+        writers=asking_first(settings, writers),
         presence=PresenceLog(
             Appender(producer),
             devices,
