@@ -37,6 +37,7 @@ SESSION_DELETES_MAX = 500  # messages of one conversation that a user has delete
 DELETE_SEQS_MAX = 200  # of one DELETE_MESSAGES
 SESSION_PINS_MAX = 100  # pinned conversations of a user
 SESSION_CURSOR_MAX = 256  # characters of the cursor of a session list
+PUSH_TOKEN_MAX = 4_096  # characters of a provider's token of a device
 MENTIONS_MAX = 50  # users that one message names
 SESSION_MENTIONS_MAX = 20  # unread mentions of a conversation that a session row names
 TYPING_INTERVAL_MS = 2_000  # TYPING of a user in a conversation: one in this time, the rest is dropped

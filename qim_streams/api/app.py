@@ -17,6 +17,7 @@ from qim_streams.api.health import health_routes
 from qim_streams.api.messages import message_routes
 from qim_streams.api.models import FailureAnswer
 from qim_streams.api.ports import ApiDeps
+from qim_streams.api.push import push_routes
 from qim_streams.api.rooms import room_routes
 from qim_streams.api.tenants import tenant_routes
 from qim_streams.api.tokens import token_routes
@@ -54,6 +55,7 @@ def build_routes(deps: ApiDeps) -> FastAPI:
         token_routes(deps.mint),
         tenant_routes(deps.rules),
         *([] if deps.rooms is None else [room_routes(deps.rooms)]),
+        *([] if deps.push is None else [push_routes(deps.push)]),
     ]
     guard = Depends(require_key(deps.api_key))
     for routes in keyed:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from qim_streams.membership.commands import GroupCommand, GroupState
 from qim_streams.membership.ports import Conversation
+from qim_streams.notification.records import PushDevice, PushSettings
 from qim_streams.quotas.ports import RulesStore
 from qim_streams.rooms.commands import RoomAct, RoomCreate, RoomJoin, RoomView
 from qim_streams.trace.model import MessageTrace
@@ -37,6 +38,25 @@ class Tracing(Protocol):
 
     async def __call__(self, tenant_id: str, message_id: bytes, conversation_id: str | None) -> MessageTrace:
         """The way of a message; the conversation, when known, narrows the search."""
+
+
+class PushAdmin(Protocol):
+    """Registered devices and quiet hours. StoreError: repeating a call is safe."""
+
+    async def register(self, device: PushDevice) -> PushDevice:
+        """Notify a device from now on; the ordinal and version given are not looked at."""
+
+    async def unregister(self, tenant_id: str, user_id: str, device_id: str) -> None:
+        """Notify a device no more."""
+
+    async def devices(self, tenant_id: str, user_id: str) -> list[PushDevice]:
+        """The user's devices."""
+
+    async def settings(self, tenant_id: str, user_id: str) -> PushSettings:
+        """The user's settings."""
+
+    async def change_settings(self, settings: PushSettings) -> PushSettings:
+        """Keep settings."""
 
 
 class RoomAdmin(Protocol):
@@ -73,7 +93,7 @@ Probe = Callable[[], Awaitable[object]]
 class ApiDeps:
     """Everything the API uses. `mint` is None where no HS256 secret is configured.
 
-    `new_group_id` makes the id of a group that was asked for without one.
+    `new_group_id` makes the id of a group that was asked for without one; `push` is None where it is off.
     """
 
     api_key: bytes
@@ -85,3 +105,4 @@ class ApiDeps:
     rules: RulesStore
     probes: Mapping[str, Probe]
     rooms: RoomAdmin | None = None
+    push: PushAdmin | None = None

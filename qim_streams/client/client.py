@@ -28,6 +28,7 @@ from qim_streams.client.keeper import Keeper, TokenSource, websocket_url
 from qim_streams.client.options import ClientOptions, body_bytes_max
 from qim_streams.client.outbox import Outbox, Settled
 from qim_streams.client.phases import Phase
+from qim_streams.client.push import Push
 from qim_streams.client.rebuild import Rebuilder
 from qim_streams.client.requests import Requests
 from qim_streams.client.rooms import Rooms
@@ -73,6 +74,7 @@ class QimClient:
         self.groups = Groups(self.requests)
         self.history = History(self.requests)
         self.sessions = Sessions(session, self.requests)
+        self.push = Push(session, self.requests)
         self.rooms = Rooms(session, self.requests, random)
         self.keeper = Keeper(session, self.options, websocket_url(url), token, self._received, self._room)
         self._journal = Journal(self._store, state, self._hand_out, self._fail)

@@ -12,6 +12,7 @@ from qim_streams.gateway.logins import Logins
 from qim_streams.gateway.metrics import GatewayCounters
 from qim_streams.gateway.ports import DeviceSessions, WriterLinks
 from qim_streams.gateway.presence import PresenceLog
+from qim_streams.gateway.push_devices import PushDeviceFrames
 from qim_streams.gateway.registry import Registry
 from qim_streams.gateway.room_seat import NoRooms, Rooms
 from qim_streams.gateway.session_lists import SessionListFrames
@@ -47,6 +48,7 @@ class Services:
     logins: Logins
     writers: WriterLinks
     presence: PresenceLog
+    push: PushDeviceFrames
     registry: Registry[Any]
     counters: GatewayCounters
     pull_slots: asyncio.Semaphore

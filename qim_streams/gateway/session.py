@@ -209,8 +209,10 @@ class ClientSession:
         address = MailboxAddress(
             tenant_id, user_id, frame.device_id, ordinal, shard, lane_of_ordinal(ordinal)
         )
-        opening, totals = await asyncio.gather(
-            self._all.sync.open(address, frame.mailbox_cursor), self._all.sessions.totals.at_sign_on(address)
+        opening, totals, dead_token = await asyncio.gather(
+            self._all.sync.open(address, frame.mailbox_cursor),
+            self._all.sessions.totals.at_sign_on(address),
+            self._all.push.dead_token(address),
         )
         epoch, self.endable = await self._all.logins.open(
             user_of(address), frame.device_id, frame.platform, frame.resumes
@@ -237,7 +239,8 @@ class ClientSession:
         self.connection.auth_accepted()
         self._set_syncing(True)
         self._all.counters.auths += 1
-        self.send(auth_ok(self._all, self, frame.rid, opening, totals))
+        answer = auth_ok(self._all, self, frame.rid, opening, totals)
+        self.send(answer._replace(push_token_dead=dead_token))
         failpoints.hit("gateway.auth_ok_sent")
         self.announce()
         self._all.sessions.bus.listen(user_of(address), self.signalled)
@@ -324,7 +327,7 @@ class ClientSession:
         handler = self.handlers.get(type(frame))
         if handler is not None:
             handler(frame)
-        elif not self._all.sessions.handle(self, frame):
+        elif not (self._all.sessions.handle(self, frame) or self._all.push.handle(self, frame)):
             self._requests.on_group(frame)  # type: ignore[arg-type]  # what is left are the group frames
 
     def signalled(self, but_device: str, data: bytes) -> None:

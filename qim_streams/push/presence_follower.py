@@ -29,10 +29,16 @@ _BACK_OFF_S = 0.5
 
 
 class PresenceFollower:
-    """`Follower` on Kafka: one consumer for all followed partitions."""
+    """`Follower` on Kafka: one consumer for all followed partitions.
 
-    def __init__(self, brokers: str, topic: str, client_id: str) -> None:
+    `fetch_wait_ms`: how long the broker keeps a fetch that finds nothing; a longer one costs less when idle.
+    """
+
+    def __init__(
+        self, brokers: str, topic: str, client_id: str, *, fetch_wait_ms: int = _FETCH_WAIT_MS
+    ) -> None:
         self._brokers, self._topic, self._client_id = brokers, topic, client_id
+        self._fetch_wait_ms = fetch_wait_ms
         self._on_records: OnRecords | None = None
         self._connecting = asyncio.Lock()
         self._consumer: Any = None
@@ -98,7 +104,7 @@ class PresenceFollower:
                 group_id=None,
                 enable_auto_commit=False,
                 auto_offset_reset="earliest",
-                fetch_max_wait_ms=_FETCH_WAIT_MS,
+                fetch_max_wait_ms=self._fetch_wait_ms,
             )
             try:
                 await consumer.start()

@@ -28,6 +28,7 @@ from qim_streams.ownership.ports import LeaseStore
 from qim_streams.push import metrics
 from qim_streams.push.batches import RECIPIENTS_MAX, Audiences, build_batches, find_audiences, ready_batches
 from qim_streams.push.bodies import CommonBodies
+from qim_streams.push.offline import OfflineTasks
 from qim_streams.push.ports import Follower
 from qim_streams.push.presence import Device, DeviceBudget, EpochTable, OnlineDevices
 from qim_streams.records import PushBatch
@@ -52,10 +53,11 @@ class PushStage:
         leases: LeaseStore,
         follower: Follower,
         die: Die,
+        offline: OfflineTasks | None = None,
     ) -> None:
         self._topic, self._connection_shards = topic, connection_shards
         self._log, self._bodies, self._leases, self._die = log_appender, bodies, leases, die
-        self._follower = follower
+        self._follower, self._offline = follower, offline
         follower.start(self.on_presence)
         self._epochs, self._budget = EpochTable(), DeviceBudget()
         self._online: dict[int, OnlineDevices] = {}
@@ -70,6 +72,8 @@ class PushStage:
         await self.detach(frozenset({shard.shard}))
         self._online[shard.shard] = OnlineDevices(self._epochs, self._budget)
         await self._follower.follow(shard.shard)
+        if self._offline is not None:
+            await self._offline.attach(shard.shard)
         await self._look_at_leases()
         self._watch()
         self._unready[shard.shard] = shard
@@ -78,6 +82,8 @@ class PushStage:
     async def detach(self, shards: frozenset[int]) -> None:
         """See `Pusher.detach`."""
         self._follower.unfollow(shards)
+        if self._offline is not None:
+            self._offline.detach(shards)
         for shard in shards:
             self._ready.pop(shard, None)
             self._unready.pop(shard, None)
@@ -92,12 +98,16 @@ class PushStage:
             task.cancel()
             await asyncio.wait([task])
         await self._follower.close()
+        if self._offline is not None:
+            await self._offline.close()
         await self.detach(frozenset(self._online))
 
     # -- push
 
     async def push(self, work: Sequence[tuple[Shard, Sequence[Addressed]]]) -> None:
         """See `Pusher.push`. On an error `pushed_through` is where the failed part began."""
+        if self._offline is not None:
+            await self._offline.offer(work, self._online)
         found: list[tuple[Shard, Audiences]] = []
         before: dict[int, tuple[Shard, int]] = {}
         size = 0
@@ -206,6 +216,9 @@ class PushStage:
                 failure = self._follower.failure()
                 if failure is not None:
                     self._die(f"the presence log is not read any more: {type(failure).__name__}: {failure}")
+                failure = None if self._offline is None else self._offline.failure()
+                if failure is not None:
+                    self._die(f"the device log is not read any more: {type(failure).__name__}: {failure}")
                 try:
                     await self._look_at_leases()
                 except StoreUnavailable as error:

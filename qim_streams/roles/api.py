@@ -9,6 +9,7 @@ Spec: §1, §4.
 import asyncio
 import time
 import uuid
+from dataclasses import replace
 from functools import partial
 
 from qim_streams.api.app import build_api
@@ -23,6 +24,7 @@ from qim_streams.membership.redis_store import RedisMembershipStore
 from qim_streams.ownership.redis_leases import RedisLeaseStore
 from qim_streams.quotas.redis_quotas import RedisTenantRules
 from qim_streams.redis_tier import RedisClient, connect, translated
+from qim_streams.roles.push_admin import operators_push
 from qim_streams.roles.room_admin import LinkedRooms
 from qim_streams.roles.session_lists import compose_entering
 from qim_streams.roles.tracing import partition_of, tracing
@@ -50,8 +52,12 @@ async def run_api(settings: Settings, stop: asyncio.Event) -> None:
     try:
         await links.start()
         await rooms.start()
-        async with tracing(settings, redis) as trace:
-            await serve(build_api(_deps(settings, key, redis, links, rooms, trace)), listener, stop)
+        async with (
+            tracing(settings, redis) as trace,
+            operators_push(settings, redis, NODE_PREFIX + settings.node_id) as push,
+        ):
+            deps = replace(_deps(settings, key, redis, links, rooms, trace), push=push)
+            await serve(build_api(deps), listener, stop)
     finally:
         listener.close()
         await rooms.close()

@@ -35,6 +35,7 @@ from qim_streams.gateway.logins import Logins
 from qim_streams.gateway.metrics import GatewayCounters
 from qim_streams.gateway.presence import PresenceLog
 from qim_streams.gateway.push import Deliveries
+from qim_streams.gateway.push_devices import PushDeviceFrames
 from qim_streams.gateway.redis_devices import RedisDeviceSessions, RedisShardEpochs
 from qim_streams.gateway.redis_signals import RedisSignals
 from qim_streams.gateway.registry import Registry
@@ -210,6 +211,7 @@ def compose(
             now_ms=now_ms,
             counters=counters,
         ),
+        push=PushDeviceFrames(compose_push_devices(settings, redis, Appender(producer))),
         registry=Registry(),
         counters=counters,
         pull_slots=asyncio.Semaphore(PULLS_AT_ONCE_MAX),

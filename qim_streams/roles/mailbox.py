@@ -31,6 +31,7 @@ from qim_streams.push.service import PushStage
 from qim_streams.redis_tier import RedisClient, connect
 from qim_streams.roles.hot_tier import kept_intervals
 from qim_streams.roles.log import StreamAppender
+from qim_streams.roles.offline import compose_offline
 from qim_streams.roles.poison import PoisonLetters
 from qim_streams.roles.session_tail import compose_tail
 from qim_streams.roles.tracing import partition_of
@@ -114,6 +115,7 @@ class _MailboxRole:
             leases=leases,
             follower=PresenceFollower(settings.brokers, PRESENCE_TOPIC, f"{self._name}-presence"),
             die=die,
+            offline=compose_offline(settings, StreamAppender(self._app.log_producer), self._name),
         )
         members = MemberBitmaps(
             RedisMembershipReader(self._redis, place),

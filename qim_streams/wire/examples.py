@@ -43,6 +43,8 @@ from qim_streams.wire.frames_group import (
     GroupUpdate,
     MemberRow,
 )
+from qim_streams.wire.frames_push import CLIENT_EXAMPLES as PUSH_CLIENT_EXAMPLES
+from qim_streams.wire.frames_push import SERVER_EXAMPLES as PUSH_SERVER_EXAMPLES
 from qim_streams.wire.frames_sessions import (
     ClearConversation,
     DeleteMessages,
@@ -105,6 +107,7 @@ CLIENT_EXAMPLES: Final[dict[str, ClientFrame]] = {
     "GROUP_SET_ROLE": GroupSetRole(12, "team", "cleo", "admin"),
     "GROUP_UPDATE": GroupUpdate(13, "team", send_policy="admins"),
     "GROUP_GET": GroupGet(14, "team", None, 2),
+    **PUSH_CLIENT_EXAMPLES,
     "PULL_SESSION_LIST": PullSessionList(16, None, 50, "all", True),
     "MARK_READ": MarkRead(17, "team", 42),
     "SET_MUTE": SetMute(18, "team", True),
@@ -164,6 +167,7 @@ SERVER_EXAMPLES: Final[dict[str, ServerFrame]] = {
     "HISTORY_PAGE": HistoryPage(
         15, "team", [_MESSAGE], [HistoryBreak(31, 41, "not_member")], True, 31, 12, 42
     ),
+    **PUSH_SERVER_EXAMPLES,
     "SESSION_LIST": SessionList(16, [_ROW], 1_041, True, f"{_AT}.team"),
     "SESSION_STATE": SessionState(17, _ROW, 1_041),
     "SESSION_DELTA": SessionDelta(1_041, _AT, [_ROW]),

@@ -31,6 +31,9 @@ from qim_streams.wire.frames_group import (
     GroupUpdate,
     Rid,
 )
+from qim_streams.wire.frames_push import CLIENT_FRAMES as PUSH_CLIENT_FRAMES
+from qim_streams.wire.frames_push import SERVER_FRAMES as PUSH_SERVER_FRAMES
+from qim_streams.wire.frames_push import PushAnswer, PushFrame
 from qim_streams.wire.frames_rooms import RoomAnswer, RoomFrame
 from qim_streams.wire.frames_sessions import SessionAnswer, SessionFrame
 from qim_streams.wire.kinds import U32_MAX, Bool, Bytes, Id16, Int, ListOf, OneOf, Text, TextId, Token
@@ -89,6 +92,9 @@ class AuthOk(NamedTuple):
     sync_delay_hint_ms: Annotated[int, _DELAY, "wait this long before the first pull"]
     next_ping_interval_ms: Annotated[int, _DELAY, "send PING at least this often"]
     preferred_endpoint: Annotated[str | None, _URL, "where to connect next time"] = None
+    push_token_dead: Annotated[
+        str | None, Text(64), "why the provider takes this device's push token no more: register another"
+    ] = None
 
 
 class PullMailbox(NamedTuple):
@@ -314,6 +320,7 @@ ClientFrame = (
     | GroupSetRole
     | GroupUpdate
     | GroupGet
+    | PushFrame
     | SessionFrame
     | RoomFrame
 )
@@ -326,6 +333,7 @@ ServerFrame = (
     | LiveLost
     | GroupState
     | HistoryPage
+    | PushAnswer
     | SessionAnswer
     | RoomAnswer
     | Ping
@@ -354,6 +362,7 @@ CLIENT_FRAMES: Final[dict[str, Schema]] = {
     "GROUP_SET_ROLE": Schema(GroupSetRole),
     "GROUP_UPDATE": Schema(GroupUpdate),
     "GROUP_GET": Schema(GroupGet),
+    **PUSH_CLIENT_FRAMES,
     **frames_sessions.CLIENT_FRAMES,
     **frames_rooms.CLIENT_FRAMES,
 }
@@ -366,6 +375,7 @@ SERVER_FRAMES: Final[dict[str, Schema]] = {
     "LIVE_LOST": Schema(LiveLost),
     "GROUP_STATE": Schema(GroupState),
     "HISTORY_PAGE": Schema(HistoryPage),
+    **PUSH_SERVER_FRAMES,
     **frames_sessions.SERVER_FRAMES,
     **frames_rooms.SERVER_FRAMES,
     "PING": Schema(Ping),

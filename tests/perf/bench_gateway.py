@@ -110,6 +110,7 @@ class World:
             logins=NOTHING,
             writers=Prompt(),
             presence=NOTHING,
+            push=NOTHING,
             registry=Registry(),
             counters=GatewayCounters(),
             pull_slots=asyncio.Semaphore(),

@@ -20,6 +20,7 @@ from qim_streams.gateway.metrics import GatewayCounters
 from qim_streams.gateway.ports import DEFAULT_LOGIN, DeviceKey, Login, Newest, Opened
 from qim_streams.gateway.presence import PresenceLog
 from qim_streams.gateway.push import Deliveries
+from qim_streams.gateway.push_devices import PushDeviceFrames
 from qim_streams.gateway.registry import Registry
 from qim_streams.gateway.server import GatewayServer
 from qim_streams.gateway.services import PULLS_AT_ONCE_MAX, Services
@@ -35,6 +36,7 @@ from qim_streams.mailbox.ports import EntryGroup
 from qim_streams.membership.commands import GroupCommand
 from qim_streams.membership.commands import GroupState as GroupAnswer
 from qim_streams.membership.ports import Conversation, Member
+from qim_streams.notification.registry import PushDevices
 from qim_streams.ownership.ports import Grant
 from qim_streams.placement import lane, mailbox_shard, ordinal_of
 from qim_streams.quotas.rules import NO_RULES, TenantRules
@@ -54,6 +56,7 @@ from qim_streams.sync.cursor import CursorSigner
 from qim_streams.sync.ports import MailboxAddress
 from qim_streams.sync.pull import PullService
 from qim_streams.sync.service import SyncService
+from qim_streams.testing.memory_push import KeptLog, MemoryPushDevices
 from qim_streams.wire import MSGPACK, Codec
 from qim_streams.wire.events import common_body
 from qim_streams.wire.frames import Auth, AuthOk, Event, PullMailbox, PushEvents, SyncComplete
@@ -249,6 +252,14 @@ class GatewayWorld:
             now_ms=now_ms,
             counters=self.counters,
         )
+        self.push_store, self.push_log = MemoryPushDevices(), KeptLog()
+        self.push_devices = PushDevices(
+            self.push_store,
+            self.push_log,
+            providers=("apns", "webhook"),
+            mailbox_shards=self.settings.mailbox_shards,
+            now_ms=now_ms,
+        )
         self.registry: Registry[ClientSession] = Registry()
         self.services = Services(
             settings=self.settings,
@@ -268,6 +279,7 @@ class GatewayWorld:
             ),
             writers=self.writers,
             presence=presence,
+            push=PushDeviceFrames(self.push_devices),
             registry=self.registry,
             counters=self.counters,
             pull_slots=asyncio.Semaphore(PULLS_AT_ONCE_MAX),
