@@ -42,6 +42,7 @@ _COMMANDS = {
     "trace": ("qim_streams.cli.trace", "trace", "show a message's way through all levels"),
     "archive": ("qim_streams.cli.archive", "archive", "prepare and inspect the archive"),
     "repair": ("qim_streams.cli.repair", "repair", "compare Redis with the logs and bring it back"),
+    "shard": ("qim_streams.cli.shard", "shard", "show and split MailboxShards"),
     "topics": ("qim_streams.cli.topics", "topics", "create and check the topics"),
     "config": ("qim_streams.cli.config", "config", "print and check the settings"),
 }

@@ -34,6 +34,8 @@ def server_settings(state_dir: Path | None) -> tuple[Settings, str]:
                 "archive": found.get("archive"),
                 "cassandra_hosts": found.get("cassandra_hosts"),
                 "cassandra_port": found.get("cassandra_port"),
+                "mailbox_shards": found.get("mailbox_shards"),
+                "mailbox_shards_max": found.get("mailbox_shards_max"),
             }
             unset = {
                 name: value
@@ -62,4 +64,7 @@ async def with_partition_counts(settings: Settings, log: LogReader) -> Settings:
     missing = [topic for name, topic in _COUNTS.items() if not counts[name]]
     if missing:
         raise ConfigError(f"{', '.join(missing)} not on {settings.brokers}: run `qim topics apply`")
-    return settings.model_copy(update=counts)
+    shards = counts["mailbox_shards"]
+    if settings.mailbox_shards_max and settings.mailbox_shards <= shards:
+        counts["mailbox_shards"] = settings.mailbox_shards  # the log has room for splits
+    return settings.model_copy(update=counts | {"mailbox_shards_max": shards})

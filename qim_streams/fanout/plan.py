@@ -33,6 +33,7 @@ _U64_MAX = 2**64 - 1
 
 _pack = msgspec.msgpack.Encoder().encode
 _DISPATCH_START = b"\x01\xdc\x00\x14"  # version, array of 20 fields
+_VERSIONED_START = b"\x01\xdc\x00\x15"  # of 21: with the mapping version, where there was a split
 _ID_START = b"\xc4\x10"  # 16 bytes follow
 
 ShardMap = Mapping[int, tuple[int, bytes | None]]  # shard -> (bitmap version, packed ordinals if inline)
@@ -112,8 +113,9 @@ def body_digest(body: bytes) -> bytes:
     return blake3(body).digest(BODY_DIGEST_BYTES)
 
 
-def plan(source: OutboxMessage, shards: ShardMap) -> list[GroupDispatch]:
-    """One GroupDispatch per shard of the message's membership version, in shard order."""
+def plan(source: OutboxMessage, shards: ShardMap, version: int = 0) -> list[GroupDispatch]:
+    """One GroupDispatch per shard of the message's membership version, in shard order; `version`: of the
+    mapping."""
     message = source.message
     digest = body_digest(message.body)
     return [
@@ -138,12 +140,13 @@ def plan(source: OutboxMessage, shards: ShardMap) -> list[GroupDispatch]:
             committed_at=message.committed_at,
             bitmap_version=shards[shard][0],
             members=shards[shard][1],
+            extra=(version,) if version else (),
         )
         for shard in sorted(shards)
     ]
 
 
-def encode_plan(source: OutboxMessage, shards: ShardMap) -> list[tuple[int, bytes]]:
+def encode_plan(source: OutboxMessage, shards: ShardMap, version: int = 0) -> list[tuple[int, bytes]]:
     """(shard, bytes of its GroupDispatch) of `plan`, a fifth of the work for each further shard.
 
     The fields that all shards share are packed once; each dispatch is put together from bytes.
@@ -177,11 +180,12 @@ def encode_plan(source: OutboxMessage, shards: ShardMap) -> list[tuple[int, byte
             committed_at,
         )
     )[1:]
-    before, found = _DISPATCH_START + _pack(tenant_id) + _ID_START, []
+    start, end = (_VERSIONED_START, _pack(version)) if version else (_DISPATCH_START, b"")
+    before, found = start + _pack(tenant_id) + _ID_START, []
     for shard in sorted(shards):
-        version, members = shards[shard]
+        bitmap, members = shards[shard]
         dispatch_id = ids.dispatch_id(message_id, shard)
-        data = before + dispatch_id + head + _pack(shard) + template + _pack(version) + _pack(members)
+        data = before + dispatch_id + head + _pack(shard) + template + _pack(bitmap) + _pack(members) + end
         if len(data) > RECORD_BYTES_MAX:
             raise RecordError(f"GroupDispatch: {len(data)} bytes, over the limit of {RECORD_BYTES_MAX}")
         found.append((shard, data))

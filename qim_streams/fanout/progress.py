@@ -23,10 +23,11 @@ class OutboxPage(NamedTuple):
     dispatched_through: int
     at_ms: int
     fence: int = NO_FENCE
+    mapping_version: int = 0  # in force behind W (`sharding.marker`)
 
     def encode(self) -> bytes:
         """The value's bytes."""
-        return pack_fields(tuple(self))
+        return pack_fields(tuple(self) if self.mapping_version else tuple(self)[:3])
 
 
 NO_PAGE = OutboxPage(NOTHING, 0)
@@ -34,8 +35,8 @@ NO_PAGE = OutboxPage(NOTHING, 0)
 
 def decode_outbox_page(data: bytes) -> OutboxPage:
     """An OutboxPage from its bytes; RecordError if they are not one."""
-    through, at_ms, *fence = unpack_fields(data, 2, "OutboxPage")[:3]
-    return OutboxPage(through, at_ms, *fence)
+    through, at_ms, *later = unpack_fields(data, 2, "OutboxPage")[:4]
+    return OutboxPage(through, at_ms, *later)
 
 
 class ConversationProgress:
@@ -49,9 +50,8 @@ class ConversationProgress:
         data = self._table.read(partition, PAGE_KEY)
         return NO_PAGE if data is None else decode_outbox_page(data)
 
-    def write(self, partition: int, dispatched_through: int, at_ms: int, fence: int) -> None:
+    def write(self, partition: int, page: OutboxPage) -> None:
         """Set W; durable after `barrier`."""
-        page = OutboxPage(dispatched_through, at_ms, fence)
         self._table.write_batch(partition, {PAGE_KEY: page.encode()})
 
     async def barrier(self, partition: int) -> None:

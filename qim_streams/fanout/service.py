@@ -28,17 +28,19 @@ from qim_streams import failpoints
 from qim_streams.errors import RecordError
 from qim_streams.fanout import metrics
 from qim_streams.fanout.plan import OutboxMessage, ShardMap, encode_plan, read_outbox
-from qim_streams.fanout.progress import ConversationProgress
+from qim_streams.fanout.progress import ConversationProgress, OutboxPage
 from qim_streams.fanout.recent import RecentMessages, Verdict
 from qim_streams.fanout.versions import MembershipVersions
 from qim_streams.log_ports import LogAppender, LogBatch, Outgoing, Poison, PoisonSink
 from qim_streams.ownership.log_fence import BARRIER_KEY, NO_FENCE, barrier_epoch
+from qim_streams.sharding.follower import Mappings
+from qim_streams.sharding.targets import OutboxVersions, spread, version_at
 
 log = logging.getLogger(__name__)
 
 DISPATCHES_MAX = 5_000  # appended in one call
 
-Planned = tuple[OutboxMessage, ShardMap]
+Planned = tuple[OutboxMessage, ShardMap, int]  # with the mapping version
 
 
 class FanoutCoordinator:
@@ -56,7 +58,9 @@ class FanoutCoordinator:
         progress: ConversationProgress,
         poison: PoisonSink,
         now_ms: Callable[[], int],
+        mappings: Mappings | None = None,
     ) -> None:
+        self._mapped = OutboxVersions(mappings or Mappings(mailbox_shards))
         self._outbox_topic, self._dispatch_topic = outbox_topic, dispatch_topic
         self._outbox_partitions, self._mailbox_shards = outbox_partitions, mailbox_shards
         self._log, self._versions, self._progress, self._poison = appender, versions, progress, poison
@@ -71,6 +75,7 @@ class FanoutCoordinator:
         self._buried.pop(partition, None)
         page = self._progress.read(partition)
         self._fences[partition] = page.fence
+        await self._mapped.begin(partition, page.mapping_version, page.dispatched_through + 1)
         return page.dispatched_through + 1
 
     async def handle(self, batches: Sequence[LogBatch]) -> None:
@@ -79,6 +84,8 @@ class FanoutCoordinator:
         messages: list[OutboxMessage] = []
         poison: list[Poison] = []
         fences = {batch.partition: self._decode(batch, messages, poison) for batch in batches}
+        turns = {batch.partition: self._mapped.turns(batch) for batch in batches}
+        placement = await self._mapped.placement(turns.values())
         verdicts = self._recent.judge(messages)
         todo = []
         for one, verdict in zip(messages, verdicts, strict=True):
@@ -92,15 +99,17 @@ class FanoutCoordinator:
                 metrics.ALARMS.labels("version_missing").inc()
                 poison.append(self._poisoned(batches, one, "its membership version is unknown"))
             else:
-                planned.append((one, shards))
+                version = version_at(turns[one.partition], one.offset)
+                planned.append((one, spread(shards, placement, version), version))
         failpoints.hit("fanout.membership_pinned")
         if poison:
             await self._bury(poison)
         count = await self._append(self._outgoing(planned))
         failpoints.hit("fanout.all_appended")
-        self._recent.remember([one for one, _ in planned])
+        self._recent.remember([one for one, _, _ in planned])
         for batch in batches:
             self._dispatched[batch.partition] = batch.records[-1].offset
+            self._mapped.note(batch.partition, turns[batch.partition])
         self._fences |= fences  # not before: a batch that failed comes again
         _count(planned, verdicts, poison, count, self._now_ms())
 
@@ -108,7 +117,8 @@ class FanoutCoordinator:
         """Make durable up to which offsets `partitions` are dispatched."""
         now_ms = self._now_ms()
         for partition in partitions:
-            self._progress.write(partition, self._dispatched[partition], now_ms, self._fences[partition])
+            fence, version = self._fences[partition], self._mapped.of(partition)
+            self._progress.write(partition, OutboxPage(self._dispatched[partition], now_ms, fence, version))
         for partition in partitions:
             await self._progress.barrier(partition)
 
@@ -170,9 +180,9 @@ class FanoutCoordinator:
         """All dispatches in order, in parts of at most `DISPATCHES_MAX`."""
         topic = self._dispatch_topic
         part: list[Outgoing] = []
-        for one, shards in planned:
+        for one, shards, version in planned:
             key = one.key
-            part += [Outgoing(topic, shard, key, data) for shard, data in encode_plan(one, shards)]
+            part += [Outgoing(topic, shard, key, data) for shard, data in encode_plan(one, shards, version)]
             while len(part) >= DISPATCHES_MAX:
                 yield part[:DISPATCHES_MAX]
                 part = part[DISPATCHES_MAX:]
@@ -199,5 +209,5 @@ def _count(
         metrics.RECORDS.labels("poison").inc(len(poison))
     metrics.DISPATCHES.inc(dispatches)
     if planned:
-        oldest = min([one.message.committed_at for one, _ in planned])
+        oldest = min([one.message.committed_at for one, _, _ in planned])
         metrics.DISPATCHED.observe(max(0.0, (now_ms - oldest) / 1000))

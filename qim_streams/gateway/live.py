@@ -190,6 +190,13 @@ class LiveStream:
         if self.phase is Phase.FLOWING:
             self.phase = Phase.HOLDING
 
+    def moved(self, through_seq: int) -> None:
+        """The user has another shard: what the old one has up to `through_seq` is filled, and what comes
+        above is held until the new one's owner has promised it. Epochs of the two do not compare."""
+        self.interrupted()
+        self._epoch = -1
+        self.owed = max(self.owed, through_seq)
+
     def _heard(self, epoch: int) -> bool:
         """Whether the sender is the newest owner heard of; a newer one has to promise anew."""
         if epoch > self._epoch:

@@ -40,13 +40,17 @@ class Said(Enum):
 
 
 class Notice(NamedTuple):
-    """One thing to say. `ordinal`, `connection_shard` and `connection_id` count for ONLINE and ANEW."""
+    """One thing to say. `ordinal`, `connection_shard` and `connection_id` count for ONLINE and ANEW.
+
+    `shard`: the MailboxShard whose owner is told; -1: the one that the user began in.
+    """
 
     said: Said
     session_epoch: int
     ordinal: int = 0
     connection_shard: int = 0
     connection_id: int = 0
+    shard: int = -1
 
 
 class PresenceLog:
@@ -65,20 +69,20 @@ class PresenceLog:
         self._log, self._devices = log_appender, devices
         self._topic, self._shards = topic, mailbox_shards
         self._now_ms, self._counters = now_ms, counters
-        self._waiting: dict[DeviceKey, Notice] = {}
+        self._waiting: dict[tuple[DeviceKey, int], Notice] = {}  # by device and shard
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
 
     def say(self, device: DeviceKey, notice: Notice) -> None:
-        """Say something about a device; replaces what waits of the same device, unless that is newer."""
-        waiting = self._waiting.get(device)
+        """Say something about a device; replaces what waits of the same device and shard, unless newer."""
+        waiting = self._waiting.get((device, notice.shard))
         if waiting is not None:
             if waiting.session_epoch > notice.session_epoch:
                 return
             if waiting.said is Said.ANEW and notice.said is Said.ONLINE:
                 notice = notice._replace(said=Said.ANEW)
-        self._waiting[device] = notice
+        self._waiting[device, notice.shard] = notice
         self._idle.clear()
         self._wake.set()
 
@@ -101,8 +105,8 @@ class PresenceLog:
         return True
 
     async def _append_some(self) -> None:
-        devices = list(self._waiting)[:APPEND_MAX]
-        notices = [(device, self._waiting.pop(device)) for device in devices]
+        some = list(self._waiting)[:APPEND_MAX]
+        notices = [(key[0], self._waiting.pop(key)) for key in some]
         try:
             records = [
                 record
@@ -132,7 +136,9 @@ class PresenceLog:
         ]
 
     def _records(self, device: DeviceKey, notice: Notice) -> list[Outgoing]:
-        partition = mailbox_shard(device.tenant_id, device.user_id, self._shards)
+        partition = notice.shard
+        if partition < 0:
+            partition = mailbox_shard(device.tenant_id, device.user_id, self._shards)
         key = record_key(*device)
         tombstone = Outgoing(self._topic, partition, key, None)
         if notice.said is Said.GONE:

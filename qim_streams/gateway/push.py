@@ -8,7 +8,7 @@ Spec: §6.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from qim_streams import failpoints
@@ -66,7 +66,7 @@ class Deliveries:
 
     async def deliver(self, batches: Sequence[PushBatch]) -> None:
         """Hand the events and promises of `batches`, in log order, to the sessions."""
-        waiting, stale = _Waiting(), set[int]()
+        waiting, stale = _Waiting(), dict[int, int]()
         for batch in batches:
             self._collect(batch, waiting, stale)
             for ready in batch.ready:
@@ -82,7 +82,7 @@ class Deliveries:
         if stale:
             self._report(stale)
 
-    def _collect(self, batch: PushBatch, waiting: _Waiting, stale: set[int]) -> None:
+    def _collect(self, batch: PushBatch, waiting: _Waiting, stale: dict[int, int]) -> None:
         get, where, epoch = (
             self._all.registry.get,
             (batch.tenant_id, batch.mailbox_shard),
@@ -94,7 +94,7 @@ class Deliveries:
                 session = get(connection_id)
                 if session is None or session.session_epoch != session_epoch or session.place != where:
                     self._all.counters.stale_recipients += 1
-                    stale.add(connection_id)
+                    stale[connection_id] = batch.mailbox_shard
                     continue
                 if names:
                     mention = type_in_body(body, session.address.user_id)
@@ -107,11 +107,12 @@ class Deliveries:
             return None
         return session if session.place == (batch.tenant_id, batch.mailbox_shard) else None
 
-    def _report(self, stale: set[int]) -> None:
-        """PRESENCE_STALE: tombstones for sessions that ended here and are still pushed to."""
-        for device, session_epoch in self._all.registry.take_ended(stale):
-            if self._all.registry.of_device(device) is None:
-                self._all.presence.say(device, Notice(Said.GONE, session_epoch))
+    def _report(self, stale: Mapping[int, int]) -> None:
+        """PRESENCE_STALE: tombstones for sessions that ended here and are still pushed to, by which shard."""
+        for connection_id, shard in stale.items():
+            for device, session_epoch in self._all.registry.take_ended([connection_id]):
+                if self._all.registry.of_device(device) is None:
+                    self._all.presence.say(device, Notice(Said.GONE, session_epoch, shard=shard))
 
     def _observe(self, batches: Sequence[PushBatch]) -> None:
         oldest = min((item.committed_at for batch in batches for item in batch.items), default=None)

@@ -19,7 +19,9 @@ from qim_streams.gateway.session_lists import SessionListFrames
 from qim_streams.gateway.tokens import TokenVerifier
 from qim_streams.history.service import HistoryService
 from qim_streams.membership.ports import OrdinalDirectory
+from qim_streams.placement import mailbox_shard
 from qim_streams.settings import Settings
+from qim_streams.sharding.follower import Mappings
 from qim_streams.sync.pull import PullService
 from qim_streams.sync.service import SyncService
 
@@ -56,6 +58,7 @@ class Services:
     random: Callable[[], float]
     new_group_id: Callable[[], str]
     rooms: Rooms = field(default_factory=NoRooms)
+    mappings: Mappings | None = None  # None: shards are never split
     draining: bool = False
     syncing: int = 0  # sessions between AUTH_OK and ONLINE_READY
     # In turn: if thousands went side by side, all would end late together, past the deadline of AUTH, and
@@ -63,6 +66,12 @@ class Services:
     auth_slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AUTHS_AT_ONCE_MAX))
     auths_waiting: int = 0  # sign-ons with a good token that are not answered yet
     fill_slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(FILLS_AT_ONCE_MAX))
+
+    def home(self, tenant_id: str, user_id: str, ordinal: int) -> int:
+        """The MailboxShard of a user, as far as this gateway has heard."""
+        if self.mappings is None:
+            return mailbox_shard(tenant_id, user_id, self.settings.mailbox_shards)
+        return self.mappings.current.home(tenant_id, user_id, ordinal)
 
     def crowded_ms(self) -> int:
         """When somebody who wants to sign on now should come again; 0: now is fine.

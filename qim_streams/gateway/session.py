@@ -33,7 +33,7 @@ from qim_streams.gateway.outbound import Outbound
 from qim_streams.gateway.ports import DeviceKey
 from qim_streams.gateway.presence import Notice, Said
 from qim_streams.gateway.services import Services
-from qim_streams.placement import lane_of_ordinal, mailbox_shard
+from qim_streams.placement import lane_of_ordinal
 from qim_streams.sessions.ports import user_of
 from qim_streams.sync.ports import MailboxAddress
 from qim_streams.sync.pull import PullResult
@@ -146,12 +146,7 @@ class ClientSession:
             return
         self.announced_at = self._loop.time()
         said = Said.ANEW if anew else Said.ONLINE
-        self._all.presence.say(
-            self.device,
-            Notice(
-                said, self.session_epoch, self.address.ordinal, registry.connection_shard, self.connection_id
-            ),
-        )
+        self._all.presence.say(self.device, self._notice(said))
 
     def renew_presence(self) -> None:
         """Pushes may have been lost: hold the live stream until it is promised anew, and ask for that."""
@@ -178,7 +173,21 @@ class ClientSession:
         if self._address is not None:
             self._all.sessions.bus.unlisten(user_of(self._address), self.signalled)
             if self._all.registry.remove(self):
-                self._all.presence.say(self.device, Notice(Said.GONE, self.session_epoch))
+                self._all.presence.say(self.device, self._notice(Said.GONE))
+
+    def move(self, shard: int, shard_epoch: int, through_seq: int) -> None:
+        """The user's shard was split: from now on he is in `shard`; the old one has nothing of his above
+        `through_seq`. The client notices nothing: positions go on, and what is pushed meanwhile is held."""
+        self._all.presence.say(self.device, self._notice(Said.GONE))
+        self._address, self._shard_epoch = self.address._replace(shard=shard), shard_epoch
+        self.place = (self.address.tenant_id, shard)
+        if self.feed is not None:
+            self.feed.stream.moved(through_seq)
+        self.announce()
+
+    def _notice(self, said: Said) -> Notice:
+        target, address = self._all.registry.connection_shard, self.address
+        return Notice(said, self.session_epoch, address.ordinal, target, self.connection_id, address.shard)
 
     # -- sign-on
 
@@ -205,7 +214,7 @@ class ClientSession:
 
     async def _sign_on(self, frame: Auth, tenant_id: str, user_id: str) -> None:
         (ordinal,) = await self._all.ordinals.assign(tenant_id, [user_id])
-        shard = mailbox_shard(tenant_id, user_id, self._all.settings.mailbox_shards)
+        shard = self._all.home(tenant_id, user_id, ordinal)
         address = MailboxAddress(
             tenant_id, user_id, frame.device_id, ordinal, shard, lane_of_ordinal(ordinal)
         )
@@ -260,6 +269,7 @@ class ClientSession:
         assert self.feed is not None
         started = self._loop.time()
         session = self._opening.session
+        shard = self.address.shard
         # Once online the bound is W, which the service checks against what it reads.
         session.check_pull(frame.after_seq, frame.up_to_seq, max(frame.up_to_seq, session.sync_to_seq))
         result = await self._pull_range(
@@ -268,7 +278,8 @@ class ClientSession:
         if not self.is_open:
             return
         failpoints.hit("gateway.mailbox_batch_partial")
-        self._shard_epoch = max(self._shard_epoch, result.shard_epoch)
+        if shard == self.address.shard:  # else the user was moved meanwhile, and the epoch is another shard's
+            self._shard_epoch = max(self._shard_epoch, result.shard_epoch)
         position = session.cover(frame.after_seq, result.covered_through_seq)
         cursor = None if position is None else self._cursor(position)
         encode = self._codec.encode_event

@@ -25,7 +25,8 @@ from typing import Final, Protocol
 from qim_streams.errors import StoreError
 from qim_streams.gateway.services import Services
 from qim_streams.gateway.session import ClientSession
-from qim_streams.mailbox.ports import MailboxStore, Stretch, WatermarkState
+from qim_streams.mailbox.ports import Stretch, WatermarkState
+from qim_streams.sharding.ports import MailboxReader
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class Unpushed:
     """`run` is its task. `now_s` is a monotonic clock."""
 
     def __init__(
-        self, services: Services, mailboxes: MailboxStore, pushes: PushState, now_s: Callable[[], float]
+        self, services: Services, mailboxes: MailboxReader, pushes: PushState, now_s: Callable[[], float]
     ) -> None:
         self._all, self._mailboxes, self._pushes, self._now_s = services, mailboxes, pushes, now_s
         self._unpromised: dict[ClientSession, float] = {}  # since when, by our clock

@@ -21,6 +21,8 @@ from qim_streams.membership import bitmaps
 from qim_streams.membership.past import PastMembers
 from qim_streams.membership.ports import MembershipReader
 from qim_streams.records import GroupDispatch, unpack_ordinals
+from qim_streams.sharding.follower import Mappings
+from qim_streams.sharding.rules import Placement
 
 log = logging.getLogger(__name__)
 
@@ -43,17 +45,58 @@ class Addressed(NamedTuple):
 class MemberBitmaps:
     """Members of dispatches, in bulk. `count_max` bitmaps are kept."""
 
-    def __init__(self, reader: MembershipReader, count_max: int, past: PastMembers | None = None) -> None:
-        self._reader, self._past = reader, past
+    def __init__(
+        self,
+        reader: MembershipReader,
+        count_max: int,
+        past: PastMembers | None = None,
+        mappings: Mappings | None = None,
+    ) -> None:
+        """`mappings`: for shards that were split; None where none ever was."""
+        self._reader, self._past, self._mappings = reader, past, mappings
         self._cache: LruMap[_Key, BitMap] = LruMap(count_max, count_max * _MEMBERS_PER_BITMAP)
+        self._shares: LruMap[tuple[_Key, int, int], BitMap] = LruMap(
+            count_max, count_max * _MEMBERS_PER_BITMAP
+        )
 
     async def load(self, dispatches: Sequence[GroupDispatch]) -> list[Members | None]:
         """The members of each dispatch; None when its bitmap is not in the store.
 
         A missing bitmap is asked for a few times over about three seconds, since the store may be
         catching up after a restart; one that cannot be read counts as missing. StoreUnavailable while the
-        store is known to be catching up.
+        store is known to be catching up. Of a group that several shards share, each gets its own.
         """
+        if self._mappings is not None and any(one.extra for one in dispatches):
+            return await self._load_shares(self._mappings, dispatches)
+        return await self._load_groups(dispatches)
+
+    async def _load_shares(
+        self, mappings: Mappings, dispatches: Sequence[GroupDispatch]
+    ) -> list[Members | None]:
+        placement = await mappings.at_least(max(map(_version, dispatches)))
+        of_groups = [
+            one._replace(target_mailbox_shard=placement.group_of(one.target_mailbox_shard))
+            for one in dispatches
+        ]
+        loaded = await self._load_groups(of_groups)
+        return [
+            None if members is None else self._share(placement, one, _key(group), members)
+            for one, group, members in zip(dispatches, of_groups, loaded, strict=True)
+        ]
+
+    def _share(self, placement: Placement, one: GroupDispatch, key: _Key, members: Members) -> Members:
+        """Those members of a group that the dispatch's shard has."""
+        shard, version = one.target_mailbox_shard, _version(one)
+        if not isinstance(members, BitMap):
+            return placement.select(members, shard, version)
+        place = (key, shard, version)
+        share = self._shares.get(place)
+        if share is None:
+            share = BitMap(placement.select(members, shard, version))
+            self._shares.put(place, share, max(1, len(share)))
+        return share
+
+    async def _load_groups(self, dispatches: Sequence[GroupDispatch]) -> list[Members | None]:
         found: list[Members | None] = [
             None if (inline := one.members) is None else unpack_ordinals(inline) for one in dispatches
         ]
@@ -114,6 +157,12 @@ def _decoded(key: _Key, data: bytes | None) -> BitMap | None:
     except RecordError as error:
         log.error("member bitmap %s of %s: %s", key[2:], key[1], error)
         return None
+
+
+def _version(dispatch: GroupDispatch) -> int:
+    """The mapping version that a dispatch was made by (`sharding.rules`), 0 where none was split."""
+    version = dispatch.extra[0] if dispatch.extra else 0
+    return version if isinstance(version, int) and version > 0 else 0
 
 
 def _key(dispatch: GroupDispatch) -> _Key:

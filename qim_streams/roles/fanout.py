@@ -17,6 +17,8 @@ from qim_streams.roles.poison import PoisonLetters
 from qim_streams.roles.tracing import partition_of
 from qim_streams.runtime import now_ms, run_in_batches, settle_garbage_collection
 from qim_streams.settings import Settings, load_settings
+from qim_streams.sharding.follower import Mappings
+from qim_streams.sharding.kafka_mapping import KafkaMappingLog
 from qim_streams.streaming import topics
 from qim_streams.streaming.app import StreamApp, build_app
 from qim_streams.streaming.dead_letter import DEAD_LETTER_TOPIC, DeadLetterSink
@@ -49,6 +51,7 @@ def build_fanout(settings: Settings | None = None) -> FanoutWorker:
     table = conversation_progress.declare(app, settings.outbox_partitions)
     redis = connect(settings)
     place = partial(partition_of, settings.outbox_partitions)
+    mapping_log = KafkaMappingLog(settings.brokers)
     service = FanoutCoordinator(
         OUTBOX_TOPIC,
         DISPATCH_TOPIC,
@@ -63,6 +66,7 @@ def build_fanout(settings: Settings | None = None) -> FanoutWorker:
             DeadLetterSink(app.log_producer, ROLE, resolved[DEAD_LETTER_TOPIC].partitions, now_ms)
         ),
         now_ms=now_ms,
+        mappings=Mappings(settings.mailbox_shards, mapping_log),
     )
 
     async def opened() -> None:
@@ -71,7 +75,11 @@ def build_fanout(settings: Settings | None = None) -> FanoutWorker:
         async with translated():
             await redis.ping()
 
-    app.add_resource(opened, redis.aclose)
+    async def closed() -> None:
+        await mapping_log.close()
+        await redis.aclose()
+
+    app.add_resource(opened, closed)
     lanes = app.add_source(
         OUTBOX_TOPIC, SourceRole(service.start_position, service.handle, checkpoint=service.checkpoint)
     )

@@ -33,6 +33,7 @@ from qim_streams.errors import ConfigError, StoreError
 from qim_streams.gateway.kafka_push import PushReader
 from qim_streams.gateway.logins import Logins
 from qim_streams.gateway.metrics import GatewayCounters
+from qim_streams.gateway.movements import Movements
 from qim_streams.gateway.presence import PresenceLog
 from qim_streams.gateway.push import Deliveries
 from qim_streams.gateway.push_devices import PushDeviceFrames
@@ -49,7 +50,6 @@ from qim_streams.history.redis_history import RedisHistoryStore
 from qim_streams.history.service import HistoryService
 from qim_streams.ids import is_text_id
 from qim_streams.log_ports import Outgoing
-from qim_streams.mailbox.ports import MailboxStore
 from qim_streams.mailbox.redis_store import RedisMailboxStore
 from qim_streams.membership.redis_directory import RedisOrdinalDirectory
 from qim_streams.ownership.boot import Boot
@@ -61,12 +61,17 @@ from qim_streams.quotas.redis_quotas import RedisTenantRules
 from qim_streams.quotas.service import RulesCache
 from qim_streams.redis_tier import RedisClient, connect
 from qim_streams.roles.gateway_rooms import ROOM_TOPIC, GatewayRooms
-from qim_streams.roles.session_lists import compose_lists
 from qim_streams.roles.moderation import asking_first
 from qim_streams.roles.push_admin import compose_push_devices
+from qim_streams.roles.session_lists import compose_lists
 from qim_streams.runtime import now_ms
 from qim_streams.script_pipe import ScriptPipe
 from qim_streams.settings import Settings
+from qim_streams.sharding.follower import Mappings
+from qim_streams.sharding.kafka_mapping import KafkaMappingLog
+from qim_streams.sharding.mailboxes import WholeMailboxes
+from qim_streams.sharding.mapping_log import MAPPING_TOPIC
+from qim_streams.sharding.ports import MailboxReader
 from qim_streams.streaming import topics
 from qim_streams.streaming.doubt import die
 from qim_streams.streaming.producer import LogProducer, OutgoingRecord, ProducerSpec
@@ -105,15 +110,21 @@ async def run_gateway(settings: Settings, stop: asyncio.Event, metrics: Collecto
         writers = WriterLinks(leases, settings.secret("internal_secret"), name, settings.outbox_partitions)
         await writers.start()
         opened.push_async_callback(writers.close)
-        mailboxes = RedisMailboxStore(redis)
-        services, signals = compose(settings, redis, mailboxes, archive, producer, writers)
+        mapping_log = KafkaMappingLog(settings.brokers)
+        opened.push_async_callback(mapping_log.close)
+        mappings = Mappings(settings.mailbox_shards, mapping_log)
+        await mappings.load()
+        mailboxes = WholeMailboxes(RedisMailboxStore(redis), mappings)
+        services, signals = compose(settings, redis, mailboxes, archive, producer, writers, mappings)
         opened.push_async_callback(services.sessions.close)
         services.rooms = rooms = GatewayRooms(settings, redis, leases, name)
         await rooms.start()
         opened.push_async_callback(rooms.close)
         metrics.register(services.counters)
         opened.callback(metrics.unregister, services.counters)
-        await serve(services, signals, mailboxes, LeaseKeeperSpec(leases, name, boot.number), stop)
+        movements = Movements(services, mappings, RedisShardEpochs(redis))
+        keeping = LeaseKeeperSpec(leases, name, boot.number)
+        await serve(services, signals, mailboxes, keeping, stop, movements)
     log.info("%s stopped", name)
 
 
@@ -166,10 +177,11 @@ def _resources(settings: Settings) -> list[str]:
 def compose(
     settings: Settings,
     redis: RedisClient,
-    mailboxes: MailboxStore,
+    mailboxes: MailboxReader,
     archive: Any,
     producer: LogProducer,
     writers: WriterLinks,
+    mappings: Mappings | None = None,
 ) -> tuple[Services, RedisSignals]:
     """Everything that sessions share, on the real stores, and the bus between the gateways."""
     pipe = ScriptPipe(redis)
@@ -182,7 +194,7 @@ def compose(
     ordinals = RedisOrdinalDirectory(
         redis, pipe, RedisWholeness(redis, settings.outbox_partitions), cache_max=0
     )
-    lists = compose_lists(redis, archive, ordinals, partition_of, settings.mailbox_shards)
+    lists = compose_lists(redis, archive, ordinals, partition_of, settings.mailbox_shards, mappings)
     services = Services(
         settings=settings,
         tokens=TokenVerifier.from_settings(settings),
@@ -192,6 +204,7 @@ def compose(
             RedisShardEpochs(redis),
             RedisEpochBoundaries(redis),
             CursorSigner(settings.secret("cursor_secret"), previous or None),
+            mappings,
         ),
         pulls=PullService(mailboxes, hot, archive),
         histories=HistoryService(
@@ -218,6 +231,7 @@ def compose(
         now_ms=now_ms,
         random=random.random,
         new_group_id=lambda: f"g.{secrets.token_hex(12)}",
+        mappings=mappings,
     )
     return services, lists.signals
 
@@ -225,9 +239,10 @@ def compose(
 async def serve(
     services: Services,
     signals: RedisSignals,
-    mailboxes: MailboxStore,
+    mailboxes: MailboxReader,
     leases: LeaseKeeperSpec,
     stop: asyncio.Event,
+    movements: Movements | None = None,
 ) -> None:
     """Listen, serve and drain. Returns once everything was said that had to be."""
     settings = services.settings
@@ -254,7 +269,8 @@ async def serve(
     keeper = leases.keeper(settings, shard, address)
     sweeper = Sweeper(services, server)
     signals.on_again = sweeper.look_again
-    tasks = (services.presence, shard, keeper, signals, sweeper, unpushed, services.rooms)
+    tasks: list[Any] = [services.presence, shard, keeper, signals, sweeper, unpushed, services.rooms]
+    tasks += [] if movements is None else [movements]
     async with running(*(one.run() for one in tasks)) as failed:
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({stopping, failed}, return_when=asyncio.FIRST_COMPLETED)
@@ -301,7 +317,7 @@ def check_settings(settings: Settings) -> None:
 def check_topics(settings: Settings) -> None:
     """ConfigError unless the topics of a gateway exist as declared. Blocking."""
     declared = topics.load().resolve_for(settings)
-    mine = {name: declared[name] for name in (PRESENCE_TOPIC, PUSH_TOPIC, ROOM_TOPIC)}
+    mine = {name: declared[name] for name in (PRESENCE_TOPIC, PUSH_TOPIC, ROOM_TOPIC, MAPPING_TOPIC)}
     problems = topics.check(topics.admin_client(settings.brokers), mine)
     if problems:
         raise ConfigError("topics differ from topics.yaml: " + "; ".join(problems))

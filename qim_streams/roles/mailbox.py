@@ -39,6 +39,9 @@ from qim_streams.runtime import now_ms, run_in_batches, settle_garbage_collectio
 from qim_streams.script_pipe import ScriptPipe
 from qim_streams.sessions.tail_compactor import TailCompactor
 from qim_streams.settings import Settings, load_settings
+from qim_streams.sharding.follower import Mappings
+from qim_streams.sharding.kafka_mapping import KafkaMappingLog
+from qim_streams.sharding.stage import OriginalPoison, ShiftedStage, shifted_offset
 from qim_streams.streaming import topics
 from qim_streams.streaming.app import StreamApp, build_app
 from qim_streams.streaming.dead_letter import DEAD_LETTER_TOPIC, DeadLetterSink
@@ -80,6 +83,8 @@ class _MailboxRole:
         self._trimmer: MailboxTrimmer | None = None
         self._stall: LaneStall | None = None
         self._service: MailboxMaterialiser | None = None
+        self._mapping_log = KafkaMappingLog(settings.brokers)
+        self.mappings = Mappings(settings.mailbox_shards, self._mapping_log)
         self._tail: TailCompactor | None = None
 
     async def open(self) -> None:
@@ -121,6 +126,7 @@ class _MailboxRole:
             RedisMembershipReader(self._redis, place),
             settings.bitmap_cache_max,
             kept_intervals(settings, self._redis),
+            self.mappings,
         )
         if settings.session_projection == "mailbox":
             self._tail = compose_tail(settings, self._redis, members)
@@ -132,10 +138,12 @@ class _MailboxRole:
             progress=DispatchProgress(self._progress, settings.dispatch_progress_retention_s * 1000),
             floors=WatermarkFloors(self._watermarks),
             members=members,
-            poison=PoisonLetters(DeadLetterSink(self._app.log_producer, ROLE, letters, now_ms)),
+            poison=OriginalPoison(
+                PoisonLetters(DeadLetterSink(self._app.log_producer, ROLE, letters, now_ms))
+            ),
             pusher=self._pusher,
-            log_end=self._log_end,
-            log_begin=self._log_begin,
+            log_end=shifted_offset(self.mappings, self._log_end),
+            log_begin=shifted_offset(self.mappings, self._log_begin),
             now_ms=now_ms,
             entries_max=settings.mailbox_writebatch_max_entries,
             slicing=SliceTerms(
@@ -162,6 +170,7 @@ class _MailboxRole:
             await self._pusher.close()
         if self._archive is not None:
             await self._archive.close()
+        await self._mapping_log.close()
         if self._redis is not None:
             await self._redis.aclose()
         if self._boot is not None:
@@ -187,12 +196,13 @@ def build_mailbox(settings: Settings | None = None) -> MailboxWorker:
     """The worker of these settings (default: the environment's). Opens nothing before it is started."""
     settings = settings or load_settings()
     app = build_app(AppSpec.from_settings(settings, ROLE, [DISPATCH_TOPIC], topics.load()))
-    shards = settings.mailbox_shards
+    shards = settings.dispatch_partitions
     progress, watermarks = dispatch_progress.declare(app, shards), lane_watermarks.declare(app, shards)
     role = _MailboxRole(settings, app, progress, watermarks)
     app.add_resource(role.open, role.close)
 
-    lanes = app.add_source(DISPATCH_TOPIC, served_by(lambda: role.service))
+    stage = ShiftedStage(role.mappings, lambda: role.service)
+    lanes = app.add_source(DISPATCH_TOPIC, served_by(lambda: stage))
     add_standard_pages(app)
     add_table_views(
         app, [(dispatch_progress.VIEW, progress, shards), (lane_watermarks.VIEW, watermarks, shards)]

@@ -26,6 +26,9 @@ from qim_streams.runtime import give_way, now_ms, run_in_batches, settle_garbage
 from qim_streams.sessions.projection import SessionProjection
 from qim_streams.sessions.redis_projection import RedisProjection
 from qim_streams.settings import Settings, load_settings
+from qim_streams.sharding.follower import Mappings
+from qim_streams.sharding.kafka_mapping import KafkaMappingLog
+from qim_streams.sharding.stage import ShiftedStage
 from qim_streams.streaming import topics
 from qim_streams.streaming.app import StreamApp, build_app
 from qim_streams.streaming.doubt import die
@@ -62,6 +65,8 @@ class _QsessionRole:
         self._store: RedisProjection | None = None
         self._service: SessionProjection | None = None
         self._mailboxes: RedisMailboxStore | None = None
+        self._mapping_log = KafkaMappingLog(settings.brokers)
+        self.mappings = Mappings(settings.mailbox_shards, self._mapping_log)
         self._watching: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -84,7 +89,9 @@ class _QsessionRole:
         self._service = SessionProjection(
             store=self._store,
             reader=reader,
-            members=MemberBitmaps(reader, settings.bitmap_cache_max, kept_intervals(settings, self._redis)),
+            members=MemberBitmaps(
+                reader, settings.bitmap_cache_max, kept_intervals(settings, self._redis), self.mappings
+            ),
             watermark=self._watermark,
             log_range=self._log_range,
             now_ms=now_ms,
@@ -100,6 +107,7 @@ class _QsessionRole:
             await asyncio.wait([self._watching])
         if self._service is not None:
             await self._service.close()
+        await self._mapping_log.close()
         if self._redis is not None:
             await self._redis.aclose()
 
@@ -138,7 +146,8 @@ class _QsessionRole:
     async def _log_range(self, shard: int) -> tuple[int, int]:
         place = TP(DISPATCH_TOPIC, shard)
         held = (await self._app.consumer.log_ranges([place]))[place]
-        return held.begin, held.end
+        first = self.mappings.current.first_of(shard)
+        return held.begin and held.begin + first, held.end and held.end + first
 
 
 def build_qsession(settings: Settings | None = None) -> QsessionWorker:
@@ -155,7 +164,8 @@ def build_qsession(settings: Settings | None = None) -> QsessionWorker:
     )
     role = _QsessionRole(settings, app)
     app.add_resource(role.open, role.close)
-    lanes = app.add_source(DISPATCH_TOPIC, served_by(lambda: role.service))
+    stage = ShiftedStage(role.mappings, lambda: role.service)
+    lanes = app.add_source(DISPATCH_TOPIC, served_by(lambda: stage))
     add_standard_pages(app)
-    add_page(app, "/projection", lambda request: role.standing(settings.mailbox_shards))
+    add_page(app, "/projection", lambda request: role.standing(settings.dispatch_partitions))
     return QsessionWorker(app, lanes)

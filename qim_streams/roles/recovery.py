@@ -60,7 +60,7 @@ class Recovery:
             self._presence,
             stores.directory,
             wholeness,
-            presence_partitions=settings.mailbox_shards,
+            presence_partitions=settings.dispatch_partitions,
             outbox_partitions=settings.outbox_partitions,
         )
         self.proof = RedisProof(stores.calls, wholeness, stores.directory)

@@ -16,7 +16,6 @@ from qim_streams.membership.ports import OrdinalDirectory
 from qim_streams.membership.redis_directory import RedisOrdinalDirectory
 from qim_streams.membership.redis_store import RedisMembershipStore
 from qim_streams.ownership.redis_wholeness import RedisWholeness
-from qim_streams.placement import mailbox_shard
 from qim_streams.redis_tier import RedisClient
 from qim_streams.runtime import now_ms
 from qim_streams.script_pipe import ScriptPipe
@@ -36,6 +35,9 @@ from qim_streams.sessions.rows import Rows
 from qim_streams.sessions.session_rebuild import SessionRebuild
 from qim_streams.sessions.tails import Tails
 from qim_streams.sessions.whole_heads import WholeHeads
+from qim_streams.sessions.whole_projection import WholeProjection
+from qim_streams.sharding.follower import Mappings
+from qim_streams.sharding.mailboxes import WholeMailboxes
 
 PartitionOf = Callable[[str, str], int]
 
@@ -58,10 +60,10 @@ class _Reading(NamedTuple):
     positions: Positions
 
 
-def _reading(redis: RedisClient, archive: Any, partition_of: PartitionOf, shards: int) -> _Reading:
+def _reading(redis: RedisClient, archive: Any, partition_of: PartitionOf, mappings: Mappings) -> _Reading:
     mailboxes, projection, states = (
-        RedisMailboxStore(redis),
-        RedisProjection(redis),
+        WholeMailboxes(RedisMailboxStore(redis), mappings),
+        WholeProjection(redis, mappings),
         RedisUserStates(redis, now_ms),
     )
     rebuild = SessionRebuild(
@@ -69,7 +71,7 @@ def _reading(redis: RedisClient, archive: Any, partition_of: PartitionOf, shards
         rebuilds=projection,
         mailboxes=mailboxes,
         known=RedisKnownActivity(redis, partition_of),
-        shard_of=lambda tenant, user: mailbox_shard(tenant, user, shards),
+        shard_of=lambda tenant, user, ordinal: mappings.current.home(tenant, user, ordinal),
     )
     heads = WholeHeads(RedisConversationHeads(redis, partition_of), RedisWholeness(redis), partition_of)
     rows = Rows(heads, Tails(RedisHistoryStore(redis, partition_of), archive), states)
@@ -78,10 +80,16 @@ def _reading(redis: RedisClient, archive: Any, partition_of: PartitionOf, shards
 
 
 def compose_lists(
-    redis: RedisClient, archive: Any, ordinals: OrdinalDirectory, partition_of: PartitionOf, shards: int
+    redis: RedisClient,
+    archive: Any,
+    ordinals: OrdinalDirectory,
+    partition_of: PartitionOf,
+    shards: int,
+    mappings: Mappings | None = None,
 ) -> ListServices:
-    """The session list of a gateway. `shards`: MailboxShards."""
-    states, projection, heads, rows, positions = _reading(redis, archive, partition_of, shards)
+    """The session list of a gateway. `shards`: MailboxShards of the beginning; `mappings`: what was split."""
+    mappings = mappings or Mappings(shards)
+    states, projection, heads, rows, positions = _reading(redis, archive, partition_of, mappings)
     lists = SessionLists(states, archive, rows, positions)
     signals = RedisSignals(redis)
     totals = SessionTotalsTeller(Badges(states, archive, rows, positions), signals, now_ms)
@@ -94,9 +102,15 @@ def compose_lists(
     return ListServices(frames, signals, UserDeletions(RestoredStates(states, archive)))
 
 
-def compose_badges(redis: RedisClient, archive: Any, partition_of: PartitionOf, shards: int) -> Badges:
+def compose_badges(
+    redis: RedisClient,
+    archive: Any,
+    partition_of: PartitionOf,
+    shards: int,
+    mappings: Mappings | None = None,
+) -> Badges:
     """Who counts badges for notifications; `archive` is what `archive.opening.open_archive_reader` gives."""
-    states, _, _, rows, positions = _reading(redis, archive, partition_of, shards)
+    states, _, _, rows, positions = _reading(redis, archive, partition_of, mappings or Mappings(shards))
     return Badges(states, archive, rows, positions)
 
 

@@ -11,13 +11,13 @@ import asyncio
 from collections.abc import Sequence
 
 from qim_streams.lru import LruMap
-from qim_streams.mailbox.ports import MailboxStore
 from qim_streams.placement import lane_of_ordinal
 from qim_streams.sessions.ports import Position, SessionUser
 from qim_streams.sessions.projection_ports import ProjectionStore
 from qim_streams.sessions.projection_records import Checkpoint
 from qim_streams.sessions.restoring import RestoredStates
 from qim_streams.sessions.session_rebuild import SessionRebuild
+from qim_streams.sharding.ports import MailboxReader
 
 NEVER = -1  # no epoch
 VOUCHED_MAX = 50_000  # users of whom is remembered in which projection epoch their rows were found whole
@@ -32,7 +32,7 @@ class Positions:
 
     def __init__(
         self,
-        mailboxes: MailboxStore,
+        mailboxes: MailboxReader,
         projection: ProjectionStore,
         rebuild: SessionRebuild,
         states: RestoredStates,

@@ -71,7 +71,7 @@ def continues(before: ShardMapping, after: ShardMapping) -> bool:
         return False
     was, now = before.splits, after.splits
     if len(now) == len(was) + 1:
-        return now[:-1] == was and before.open is None and now[-1].step is Step.PREPARED
+        return now[:-1] == was and before.under_way is None and now[-1].step is Step.PREPARED
     if len(now) != len(was) or not was or now[:-1] != was[:-1]:
         return False
     same = now[-1].pairs == was[-1].pairs and now[-1].begins == was[-1].begins

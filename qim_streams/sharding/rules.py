@@ -79,7 +79,7 @@ class ShardMapping(NamedTuple):
     splits: tuple[Split, ...] = ()
 
     @property
-    def open(self) -> Split | None:
+    def under_way(self) -> Split | None:
         """The split that is under way."""
         last = self.splits[-1] if self.splits else None
         return last if last is not None and last.step is not Step.SETTLED else None
@@ -264,9 +264,9 @@ def plan(
     `ends`: the next mailbox_seq of each of them, `begins`: the ends of the Outbox partitions,
     `partitions`: of the dispatch log. ConfigError: this split is not possible, with the reason.
     """
-    if mapping.open is not None:
+    if mapping.under_way is not None:
         raise ConfigError(
-            f"a split (to mapping version {mapping.open.version}) is under way: finish it first"
+            f"a split (to mapping version {mapping.under_way.version}) is under way: finish it first"
         )
     placement = Placement(mapping)
     if not olds or len(set(olds)) != len(olds) or any(not 0 <= one < placement.shards for one in olds):
@@ -321,7 +321,7 @@ def settled(mapping: ShardMapping, ends: Map[int, int]) -> ShardMapping:
 
 
 def _open_in(mapping: ShardMapping, step: Step) -> Split:
-    split = mapping.open
+    split = mapping.under_way
     if split is None or split.step is not step:
         raise InvariantViolation(f"no split is {step.name}: {split}")
     return split

@@ -241,7 +241,11 @@ def _role_spec(role: plan.RolePlan) -> RoleSpec:
     ports = {"web": role.port} if role.port else {}
     if role.role in plan.SERVER_ROLES:
         ports = {"port": role.port}
-        ready = role.port if role.role in ("writer", "rooms") else _answers(f"http://127.0.0.1:{role.port}/readyz")
+        ready = (
+            role.port
+            if role.role in ("writer", "rooms")
+            else _answers(f"http://127.0.0.1:{role.port}/readyz")
+        )
     if role.metrics_port:
         ports = ports | {"metrics": role.metrics_port}
     (role.state_dir / plan.READY_FILE).unlink(missing_ok=True)
@@ -291,5 +295,7 @@ def _describe(running: Running, drawn: Mapping[str, str]) -> None:
         "archive": running.settings.archive,
         "cassandra_hosts": running.settings.cassandra_hosts,
         "cassandra_port": running.settings.cassandra_port,
+        "mailbox_shards": running.settings.mailbox_shards,
+        "mailbox_shards_max": running.settings.mailbox_shards_max,
     }
     files.write_private_json(running.state_dir / CLIENT_FILE, document)

@@ -56,6 +56,7 @@ class Topic(_Strict):
     partitioning: str
     partitions: dict[Profile, int] | None = None
     partitions_setting: str | None = None
+    room_setting: str | None = None
     copartition_with: str | None = None
     cleanup: Literal["delete", "compact"]
     retention_ms: int | None = Field(default=None, ge=-1)
@@ -76,6 +77,9 @@ class Topic(_Strict):
                 raise ValueError("partitions_setting: a co-partitioned topic follows its source")
             if self.partitions_setting not in Settings.model_fields:
                 raise ValueError(f"partitions_setting: no setting {self.partitions_setting!r}")
+        room = self.room_setting
+        if room is not None and (self.partitions_setting is None or room not in Settings.model_fields):
+            raise ValueError("room_setting: a setting, beside a partitions_setting that it may exceed")
         if (self.cleanup == "delete") != (self.retention_ms is not None):
             raise ValueError("retention_ms: required for cleanup delete, and only there")
         return self
@@ -162,7 +166,8 @@ class TopicSet(_Strict):
                     f"QIM_{field.upper()}: must be set in production ({name}, "
                     f"{topic.partitions[profile]} recommended); it cannot be changed later"
                 )
-            overrides[name] = int(getattr(settings, field))
+            room = getattr(settings, topic.room_setting) if topic.room_setting else 0
+            overrides[name] = max(int(getattr(settings, field)), int(room))
         return self.resolve(profile, overrides)
 
     def _resolve(self, name: str, profile: Profile, counts: Mapping[str, int]) -> ResolvedTopic:

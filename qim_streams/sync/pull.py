@@ -26,9 +26,10 @@ from typing import Final, NamedTuple
 from qim_streams import limits
 from qim_streams.errors import Outcome, ProtocolError, RecordError, StoreError, SyncVerdict
 from qim_streams.ids import NOTHING_COVERED, event_id
-from qim_streams.mailbox.ports import MailboxStore, StoredEntry, WatermarkState
+from qim_streams.mailbox.ports import StoredEntry, WatermarkState
 from qim_streams.mentions import type_in_body
 from qim_streams.records import UserMailboxEntry, decode_entry
+from qim_streams.sharding.ports import MailboxReader
 from qim_streams.sync.bodies import PulledBodies
 from qim_streams.sync.ports import BodyReader, MailboxAddress
 
@@ -63,7 +64,7 @@ class PullResult(NamedTuple):
 class PullService:
     """Reads mailboxes; holds no state. `archive` may be None while there is none."""
 
-    def __init__(self, mailboxes: MailboxStore, hot: BodyReader, archive: BodyReader | None = None) -> None:
+    def __init__(self, mailboxes: MailboxReader, hot: BodyReader, archive: BodyReader | None = None) -> None:
         self._mailboxes, self._bodies = mailboxes, PulledBodies(hot, archive)
 
     async def pull(

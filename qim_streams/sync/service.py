@@ -11,12 +11,15 @@ import asyncio
 from typing import Final, NamedTuple
 
 from qim_streams.errors import Outcome, StoreUnavailable, SyncVerdict
-from qim_streams.mailbox.ports import MailboxStore
-from qim_streams.sync.cursor import CursorSigner
+from qim_streams.sharding import rules
+from qim_streams.sharding.follower import Mappings
+from qim_streams.sharding.ports import MailboxReader
+from qim_streams.sync.cursor import Cursor, CursorSigner
 from qim_streams.sync.ports import EpochBoundaries, MailboxAddress, ShardEpochs
 from qim_streams.sync.session import SyncSession
 from qim_streams.sync.verdict import Ok, Rebased, ShardPosition, judge, refusal
 
+NO_EPOCH: Final = 0  # older than any that was granted
 PENDING_ROWS_MAX: Final = 50  # the hints of AUTH_OK count so many; what lies behind them is estimated
 
 
@@ -36,11 +39,14 @@ class SyncService:
 
     def __init__(
         self,
-        mailboxes: MailboxStore,
+        mailboxes: MailboxReader,
         epochs: ShardEpochs,
         boundaries: EpochBoundaries,
         signer: CursorSigner,
+        mappings: Mappings | None = None,
     ) -> None:
+        """`mappings`: where shards may be split; `mailboxes` joins what splits have parted."""
+        self._mappings = mappings
         self._mailboxes, self._epochs, self._boundaries = mailboxes, epochs, boundaries
         self._signer = signer
 
@@ -61,7 +67,9 @@ class SyncService:
         session = SyncSession(after, sync_to, here.trim)
         more = 1.0
         if len(rows) == PENDING_ROWS_MAX:  # as many again in each stretch of the same length
-            more = (sync_to - after) / max(1, rows[-1].mailbox_seq - after)
+            more = self._distance(address.shard, after, sync_to) / max(
+                1, self._distance(address.shard, after, rows[-1].mailbox_seq)
+            )
         nbytes = sum([len(row.value) for row in rows])
         return Opening(session, here, after, sync_to, round(more * len(rows)), round(more * nbytes))
 
@@ -85,12 +93,11 @@ class SyncService:
         return ShardPosition(address.shard, max(epoch, state.epoch), watermark, trim)
 
     async def _judge(self, address: MailboxAddress, token: str, here: ShardPosition) -> int:
-        cursor = self._signer.open(token, address)
-        boundary = None
-        if cursor is not None and cursor.shard == here.shard and cursor.shard_epoch < here.shard_epoch:
-            boundary = await self._boundaries.boundary(
-                here.shard, address.lane, cursor.shard_epoch, here.shard_epoch
-            )
+        cursor, boundary = self._signer.open(token, address), None
+        if cursor is not None and cursor.shard != here.shard:
+            cursor, boundary = await self._carried(address, cursor, here)
+        elif cursor is not None and cursor.shard_epoch < here.shard_epoch:
+            boundary = await self._boundary(address, cursor.shard, cursor.shard_epoch, here.shard_epoch)
         if cursor is not None and here.lane_watermark < cursor.last_applied <= (boundary or -1):
             # It stands, but the replay after a loss has not come to it: not a position that never was.
             why = f"s:{here.shard}: mailboxes stand at {here.lane_watermark} and are being written again"
@@ -106,3 +113,38 @@ class SyncService:
                 replay_from_seq=verdict.replay_from_seq,
             )
         raise refusal(verdict)
+
+    async def _carried(
+        self, address: MailboxAddress, cursor: Cursor, here: ShardPosition
+    ) -> tuple[Cursor, int | None]:
+        """A cursor of a shard that the user came from, as one of his present shard, and its boundary.
+
+        Numbers mean the same in both; what lies above the split's end was never his there. One of a shard
+        that he did not come from is left as it is, and is INVALID.
+        """
+        parts = () if self._mappings is None else self._mappings.current.parts(here.shard)
+        part = next((one for one in parts if one.shard == cursor.shard), None)
+        if part is None:
+            return cursor, None
+        epoch = await self._epochs.current(cursor.shard)
+        if cursor.shard_epoch > epoch:
+            return cursor, None  # never granted
+        boundary: int | None = part.through
+        if cursor.shard_epoch < epoch:
+            boundary = await self._boundary(address, cursor.shard, cursor.shard_epoch, epoch)
+        return Cursor(here.shard, NO_EPOCH, min(cursor.last_applied, part.through)), boundary
+
+    async def _boundary(
+        self, address: MailboxAddress, shard: int, from_epoch: int, to_epoch: int
+    ) -> int | None:
+        """What changes of a shard's epoch mean to this user's positions."""
+        found = await self._boundaries.boundary(shard, address.lane, from_epoch, to_epoch)
+        if self._mappings is None:
+            return found
+        return rules.boundary_within(self._mappings.current.parts(address.shard), shard, found)
+
+    def _distance(self, shard: int, after_seq: int, up_to_seq: int) -> int:
+        """How many positions of the shard's users there are in between."""
+        if self._mappings is None:
+            return up_to_seq - after_seq
+        return rules.distance(self._mappings.current.parts(shard), after_seq, up_to_seq)

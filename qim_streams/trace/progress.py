@@ -117,7 +117,7 @@ async def read_archive_progress(log: LogReader, archive: ArchiveReader) -> list[
 async def _outbox_rows(log: LogReader, archive: ArchiveReader) -> list[OutboxRow]:
     partitions = list(range(await log.partitions(OUTBOX)))
     ends = await log.offsets_at(OUTBOX, partitions, FAR_FUTURE_MS)
-    pages = await _last(log, FANOUT_PROGRESS, partitions, _read_outbox_page)
+    pages = await fanout_pages(log, partitions)
     return [
         OutboxRow(
             partition,
@@ -128,6 +128,11 @@ async def _outbox_rows(log: LogReader, archive: ArchiveReader) -> list[OutboxRow
         )
         for partition in partitions
     ]
+
+
+async def fanout_pages(log: LogReader, partitions: list[int]) -> dict[int, OutboxPage]:
+    """The last page of each Outbox partition that has one: how far it is dispatched for certain."""
+    return await _last(log, FANOUT_PROGRESS, partitions, _read_outbox_page)
 
 
 async def read_shard_rows(log: LogReader, mailboxes: Watermarks, shards: list[int]) -> list[ShardRow]:

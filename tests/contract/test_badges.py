@@ -88,7 +88,7 @@ async def world(request: pytest.FixtureRequest, hot_client: RedisClient) -> Worl
         rebuilds=projection,
         mailboxes=mailboxes,
         known=NoActivity(),
-        shard_of=lambda tenant, name: mailbox_shard(tenant, name, SHARDS),
+        shard_of=lambda tenant, name, _: mailbox_shard(tenant, name, SHARDS),
     )
     for shard in range(SHARDS):
         await projection.begin(shard, None, Checkpoint(0, -1, -1))

@@ -463,7 +463,7 @@ class ProjectionMachine(RuleBasedStateMachine):
             rebuilds=self.world.store,
             mailboxes=self.world,  # type: ignore[arg-type]  # of the store, what a rebuild reads
             known=self.world,
-            shard_of=lambda tenant, user: int(user[1:]) % SHARDS,
+            shard_of=lambda tenant, user, _: int(user[1:]) % SHARDS,
         )
 
     def _check(self, users: Sequence[int]) -> None:

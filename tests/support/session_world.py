@@ -124,7 +124,7 @@ class SessionWorld:
             rebuilds=self.projection,
             mailboxes=self.mailboxes,
             known=NoActivity(),
-            shard_of=lambda tenant, user: mailbox_shard(tenant, user, SHARDS),
+            shard_of=lambda tenant, user, _: mailbox_shard(tenant, user, SHARDS),
         )
         rows = Rows(
             MemoryConversationHeads(self.past.tier), Tails(self.past.store, self.past.archive), self.states

@@ -346,7 +346,7 @@ def used_failpoints() -> set[str]:
     }
 
 
-FAILPOINT = re.compile(r"(writer|relay|fanout|mailbox|qsession|archiver|gateway)\.[a-z_]+")
+FAILPOINT = re.compile(r"(writer|relay|fanout|mailbox|qsession|archiver|gateway|shard|webhook)\.[a-z_]+")
 
 
 def test_failpoints_in_the_code_are_the_declared_ones() -> None:

@@ -153,7 +153,7 @@ def rebuild_everybody(stages: Stages) -> set[bool]:
             rebuilds=store,
             mailboxes=RedisMailboxStore(redis),
             known=RedisKnownActivity(redis, lambda t, c: outbox_partition(t, c, settings.outbox_partitions)),
-            shard_of=lambda tenant, user: mailbox_shard(tenant, user, settings.mailbox_shards),
+            shard_of=lambda tenant, user, _: mailbox_shard(tenant, user, settings.mailbox_shards),
         )
         users = sorted({user for user, _ in expected(stages)})
         said = {await rebuild.ensure(TENANT, user, stages.ordinal(user)) for user in users}

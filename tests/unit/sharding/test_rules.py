@@ -138,8 +138,8 @@ def test_the_steps_come_in_order_and_are_checked():
         (0, 2, 0, rules.FIRST_STEP),
         (1, 3, 0, rules.FIRST_STEP),
     ]
-    assert mapping.open is not None
-    assert mapping.open.step is Step.PREPARED
+    assert mapping.under_way is not None
+    assert mapping.under_way.step is Step.PREPARED
     assert Placement(mapping).version == 0, "readers change over when it is settled"
     with pytest.raises(ConfigError, match="under way"):
         rules.plan(mapping, [0], {0: 7}, [3, 4], 8)
@@ -151,7 +151,7 @@ def test_the_steps_come_in_order_and_are_checked():
     with pytest.raises(InvariantViolation, match="ends at"):
         rules.settled(mapping, {0: rules.FIRST_STEP, 1: 1})
     mapping = rules.settled(mapping, {0: 11, 1: -1})
-    assert mapping.open is None
+    assert mapping.under_way is None
     assert Placement(mapping).version == 1
     assert Placement(mapping).parts(2) == (
         Part(0, 0, 11),

@@ -45,6 +45,7 @@ def test_the_declared_topics_are_valid_and_complete() -> None:
         "qim.outbox.v1": 4,
         "qim.dispatch.v1": 8,
         "qim.presence.v1": 8,
+        "qim.mapping.v1": 1,
         "qim.push.v1": 4,
         "qim.push-task.v1": 4,
         "qim.membership.v1": 4,

@@ -1,0 +1,116 @@
+"""A split, put together from settings: the logs and the hot tier as `sharding.operation` needs them.
+
+Spec: §11.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+from qim_streams.mailbox import watermark as rule
+from qim_streams.mailbox.redis_store import RedisMailboxStore
+from qim_streams.ownership.redis_leases import RedisLeaseStore
+from qim_streams.redis_tier import RedisClient, connect, translated
+from qim_streams.settings import Settings
+from qim_streams.sharding.follower import Mappings
+from qim_streams.sharding.kafka_mapping import KafkaMappingLog, append_record
+from qim_streams.sharding.marker import MARKER_KEY, encode_marker, marked_version
+from qim_streams.sharding.operation import SplitOperation
+from qim_streams.trace.kafka_log import KafkaLogReader
+from qim_streams.trace.ports import LogEntry, LogReader
+from qim_streams.trace.progress import FAR_FUTURE_MS, NOTHING, fanout_pages
+from qim_streams.trace.service import DISPATCH, OUTBOX
+
+ENTRIES_MAX = 10_000_000  # of the Outbox behind a split's beginning; a run that died is gone on with soon
+
+
+class PipelineLogs:
+    """`SplitLogs` on Kafka."""
+
+    def __init__(self, brokers: str, log: LogReader) -> None:
+        self._brokers, self._log = brokers, log
+
+    async def outbox_ends(self) -> list[int]:
+        """See the port."""
+        return await self._ends(OUTBOX)
+
+    async def dispatch_ends(self) -> list[int]:
+        """See the port."""
+        return await self._ends(DISPATCH)
+
+    async def dispatched(self) -> list[int]:
+        """See the port."""
+        partitions = list(range(await self._log.partitions(OUTBOX)))
+        pages = await fanout_pages(self._log, partitions)
+        return [pages[one].dispatched_through if one in pages else NOTHING for one in partitions]
+
+    async def find_marker(self, partition: int, start: int, version: int) -> int | None:
+        """See the port."""
+        found: list[int] = []
+
+        def visit(entry: LogEntry) -> bool:
+            if marked_version(entry.key, entry.value) == version:
+                found.append(entry.offset)
+            return bool(found)
+
+        await self._log.scan(OUTBOX, {partition: start}, visit, ENTRIES_MAX)
+        return found[0] if found else None
+
+    async def append_marker(self, partition: int, version: int) -> int:
+        """See the port."""
+        value = encode_marker(version)
+        return await asyncio.to_thread(append_record, self._brokers, OUTBOX, partition, MARKER_KEY, value)
+
+    async def _ends(self, topic: str) -> list[int]:
+        partitions = list(range(await self._log.partitions(topic)))
+        ends = await self._log.offsets_at(topic, partitions, FAR_FUTURE_MS)
+        return [ends[one] for one in partitions]
+
+
+class HotTier:
+    """`SplitStores` on Redis."""
+
+    def __init__(self, redis: RedisClient) -> None:
+        self._redis = redis
+        self._mailboxes, self._leases = RedisMailboxStore(redis), RedisLeaseStore(redis)
+
+    async def coverage(self, shards: Sequence[int]) -> list[int]:
+        """See the port."""
+        return [rule.coverage(state.lanes) for state in await self._mailboxes.watermarks(shards)]
+
+    async def unserved(self, shards: Sequence[int]) -> list[int]:
+        """See the port."""
+        holders = await self._leases.holders([f"s:{shard}" for shard in shards])
+        return [shard for shard, holder in zip(shards, holders, strict=True) if holder is None]
+
+    async def sizes(self, shards: Sequence[int]) -> list[int]:
+        """See the port."""
+        async with translated("mailboxes"):
+            pipe = self._redis.pipeline(transaction=False)
+            for shard in shards:
+                pipe.zcard(f"{{s:{shard}}}:oldest")
+            return [int(count) for count in await pipe.execute()]
+
+
+class Splitting(NamedTuple):
+    """An opened operation, and what it works with."""
+
+    operation: SplitOperation
+    mappings: Mappings
+    logs: PipelineLogs
+    stores: HotTier
+
+
+@asynccontextmanager
+async def splitting(settings: Settings, log: KafkaLogReader) -> AsyncIterator[Splitting]:
+    """The operation on the logs and stores of these settings. `log` stays the caller's."""
+    redis = connect(settings)
+    mapping_log = KafkaMappingLog(settings.brokers)
+    mappings = Mappings(settings.mailbox_shards, mapping_log)
+    logs, stores = PipelineLogs(settings.brokers, log), HotTier(redis)
+    try:
+        yield Splitting(SplitOperation(mappings, mapping_log, logs, stores), mappings, logs, stores)
+    finally:
+        await mapping_log.close()
+        await redis.aclose()

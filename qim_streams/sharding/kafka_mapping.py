@@ -1,0 +1,71 @@
+"""The log of mappings on Kafka: one partition of ``qim.mapping.v1``.
+
+Spec: §11.
+"""
+
+import asyncio
+import logging
+from typing import Any, Final
+
+from confluent_kafka import KafkaException, Producer
+
+from qim_streams.commit.kafka_reader import KafkaLogReader
+from qim_streams.errors import Outcome, StoreUnavailable
+from qim_streams.sharding.mapping_log import MAPPING_TOPIC
+
+log = logging.getLogger(__name__)
+
+PARTITION: Final = 0
+APPEND_S: Final = 15.0
+
+
+class KafkaMappingLog:
+    """`MappingLog`. Connects on first use; close it after use."""
+
+    def __init__(self, brokers: str) -> None:
+        self._brokers = brokers
+        self._reader = KafkaLogReader(brokers, MAPPING_TOPIC)
+
+    async def read(self, start: int) -> tuple[list[bytes], int]:
+        """See the port."""
+        values: list[bytes] = []
+        async for batch in self._reader.read(PARTITION, start):
+            values += [value for _, _, value in batch]
+            start = batch[-1][0] + 1
+        return values, start
+
+    async def append(self, key: bytes, value: bytes) -> None:
+        """See the port."""
+        await asyncio.to_thread(append_record, self._brokers, MAPPING_TOPIC, PARTITION, key, value)
+
+    async def close(self) -> None:
+        """Let the connection go."""
+        await self._reader.close()
+
+
+def append_record(brokers: str, topic: str, partition: int, key: bytes, value: bytes) -> int:
+    """Append one record and wait for its acknowledgement; its offset. Blocking. StoreUnavailable UNKNOWN."""
+    found: list[Any] = []
+
+    def delivered(error: object, message: object) -> None:
+        found.append((error, message))
+
+    producer = Producer(
+        {
+            "bootstrap.servers": brokers,
+            "client.id": "qim-shard",
+            "enable.idempotence": True,
+            "acks": "all",
+            "delivery.timeout.ms": int(APPEND_S * 1000),
+        },
+        logger=log,
+    )
+    try:
+        producer.produce(topic, value, key, partition=partition, on_delivery=delivered)
+        producer.flush(APPEND_S + 5)
+    except (KafkaException, BufferError) as error:
+        raise StoreUnavailable(f"{topic}[{partition}]: {error}", Outcome.UNKNOWN) from error
+    refused, message = found[0] if found else ("no answer", None)
+    if refused is not None or message is None:
+        raise StoreUnavailable(f"{topic}[{partition}]: {refused}", Outcome.UNKNOWN)
+    return int(message.offset())

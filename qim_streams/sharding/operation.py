@@ -1,0 +1,203 @@
+"""SplitOperation: the steps of a split, each safe to repeat, by anybody, after any kill.
+
+What has been done is in the logs and nowhere else, so a run begins with looking and goes on from there:
+
+1. *prepare*: the pairs, written down. From here on everybody can learn the next version.
+2. *mark*: a marker in every Outbox partition. What lies behind it is dispatched by the next version; one that
+   is there already is found, a second one changes nothing.
+3. *note the marks*: that all have one, and where.
+4. *settle*: once the pages of fan-out are behind all marks, all records of the old version are in the
+   dispatch log; where the old shards end then is the ShardSplitBoundary. Readers change over with it.
+5. *wait* until the old shards' W has reached their ends. Nobody depends on anyone waiting.
+
+Invariants: a step is written down only after what it says is true; of two runs at once the first to write a
+step wins, and the other one goes on from what stands. There is no way back: a split that was begun is
+finished.
+
+What it does not do: move entries. They stay where they are until retention removes them.
+
+Spec: §11.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from qim_streams import failpoints
+from qim_streams.errors import InvariantViolation, Outcome, StoreError, StoreUnavailable
+from qim_streams.sharding import rules
+from qim_streams.sharding.follower import Mappings
+from qim_streams.sharding.mapping_log import encode, key_of
+from qim_streams.sharding.ports import MappingLog
+from qim_streams.sharding.rules import Placement, ShardMapping, Split, Step
+
+log = logging.getLogger(__name__)
+
+POLL_S: Final = 0.05
+TRIES_MAX: Final = 20  # of writing a step while others write, too
+
+
+class SplitLogs(Protocol):
+    """The logs of the pipeline, as a split needs them. StoreUnavailable when they do not answer."""
+
+    async def outbox_ends(self) -> list[int]:
+        """The end (next offset) of every Outbox partition."""
+
+    async def dispatch_ends(self) -> list[int]:
+        """The end of every dispatch partition."""
+
+    async def dispatched(self) -> list[int]:
+        """The last offset of every Outbox partition up to which fan-out has dispatched for certain."""
+
+    async def find_marker(self, partition: int, start: int, version: int) -> int | None:
+        """The offset of the first marker of a version from `start` on, None when there is none."""
+
+    async def append_marker(self, partition: int, version: int) -> int:
+        """Append one and return its offset."""
+
+
+class SplitStores(Protocol):
+    """What the hot tier says."""
+
+    async def coverage(self, shards: Sequence[int]) -> list[int]:
+        """W of each shard in its lowest lane."""
+
+    async def unserved(self, shards: Sequence[int]) -> list[int]:
+        """Those that nobody has leased."""
+
+    async def sizes(self, shards: Sequence[int]) -> list[int]:
+        """How many mailboxes with entries each shard has."""
+
+
+class Standing(NamedTuple):
+    """A split that is under way or done, for people."""
+
+    version: int
+    step: str
+    detail: str
+    done: bool
+
+
+Tell = Callable[[Standing], object]
+
+
+class SplitOperation:
+    """See the module text."""
+
+    def __init__(
+        self,
+        mappings: Mappings,
+        mapping_log: MappingLog,
+        logs: SplitLogs,
+        stores: SplitStores,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        self._mappings, self._log = mappings, mapping_log
+        self._logs, self._stores, self._sleep = logs, stores, sleep
+
+    async def plan(self, olds: Sequence[int]) -> ShardMapping:
+        """What a split of `olds` would be; nothing is written. ConfigError says why it is not possible."""
+        placement = await self._mappings.load()
+        ends = await self._logs.dispatch_ends()
+        following = {
+            old: ends[old] + placement.first_of(old) if old < len(ends) and ends[old] else 0 for old in olds
+        }
+        begins = await self._logs.outbox_ends()
+        mapping = rules.plan(placement.mapping, olds, following, begins, len(ends))
+        unserved = await self._stores.unserved([pair.new for pair in mapping.splits[-1].pairs])
+        if unserved:
+            shown = ", ".join(map(str, unserved[:8]))
+            raise StoreUnavailable(
+                f"shards {shown}: no mailbox worker has leased them; their users would wait",
+                Outcome.NOT_APPLIED,
+            )
+        return mapping
+
+    async def prepare(self, olds: Sequence[int]) -> Split:
+        """Begin a split of `olds`. The one that stands afterwards is returned, if somebody was faster."""
+        mapping = await self.plan(olds)
+        await self._write(mapping)
+        failpoints.hit("shard.prepared")
+        split = self._mappings.current.mapping.under_way
+        if split is None:
+            raise InvariantViolation("a split was written and is not in the log of mappings")
+        return split
+
+    async def run(self, tell: Tell) -> Standing | None:
+        """Finish what is under way and return how it stands; None when nothing was ever split.
+
+        StoreError when a log or store does not answer; run it again.
+        """
+        told: Standing | None = None
+        while True:
+            mapping = (await self._mappings.load()).mapping
+            if not mapping.splits:
+                return None
+            stands = await self._advance(mapping)
+            if stands != told:
+                told = stands
+                tell(stands)
+            if stands.done:
+                return stands
+            await self._sleep(POLL_S)
+
+    async def _advance(self, mapping: ShardMapping) -> Standing:
+        split = mapping.splits[-1]
+        if split.step is Step.PREPARED:
+            return await self._mark(mapping, split)
+        if split.step is Step.MARKED:
+            return await self._settle(mapping, split)
+        return await self._wait(split)
+
+    async def _mark(self, mapping: ShardMapping, split: Split) -> Standing:
+        marks = []
+        for partition, begin in enumerate(split.begins):
+            found = await self._logs.find_marker(partition, begin, split.version)
+            if found is None:
+                found = await self._logs.append_marker(partition, split.version)
+                failpoints.hit("shard.marked_some")
+            marks.append(found)
+        failpoints.hit("shard.all_marked")
+        await self._write(rules.marked(mapping, marks))
+        failpoints.hit("shard.marks_noted")
+        return Standing(split.version, "marked", f"{len(marks)} Outbox partitions", done=False)
+
+    async def _settle(self, mapping: ShardMapping, split: Split) -> Standing:
+        dispatched = await self._logs.dispatched()
+        behind = [at for at, mark in enumerate(split.marks) if dispatched[at] < mark]
+        if behind:
+            shown = ", ".join(map(str, behind[:8]))
+            return Standing(split.version, "dispatching", f"fan-out has yet to pass ob:{shown}", done=False)
+        await self._write(rules.settled(mapping, await self._ends(Placement(mapping), split)))
+        failpoints.hit("shard.settled")
+        return Standing(split.version, "settled", "readers change over", done=False)
+
+    async def _ends(self, placement: Placement, split: Split) -> Mapping[int, int]:
+        """The last mailbox_seq of each old shard's log."""
+        ends = await self._logs.dispatch_ends()
+        failpoints.hit("shard.ends_read")
+        return {
+            pair.old: ends[pair.old] - 1 + placement.first_of(pair.old) if ends[pair.old] else -1
+            for pair in split.pairs
+        }
+
+    async def _wait(self, split: Split) -> Standing:
+        stands = await self._stores.coverage([pair.old for pair in split.pairs])
+        behind = [pair.old for pair, end, at in zip(split.pairs, split.ends, stands, strict=True) if at < end]
+        if behind:
+            detail = f"{len(behind)} old shards have yet to reach their ends"
+            return Standing(split.version, "catching up", detail, done=False)
+        return Standing(split.version, "done", f"{len(split.pairs)} new shards", done=True)
+
+    async def _write(self, mapping: ShardMapping) -> None:
+        """Append a revision; afterwards what stands is known, ours or another's."""
+        for _ in range(TRIES_MAX):
+            try:
+                await self._log.append(key_of(mapping), encode(mapping))
+            except StoreError as error:
+                log.warning("a step may not have been written, looking: %s", error)
+            if (await self._mappings.load()).mapping.revision >= mapping.revision:
+                return
+            await self._sleep(POLL_S)
+        raise StoreUnavailable("the log of mappings does not take a step; run it again", Outcome.UNKNOWN)
