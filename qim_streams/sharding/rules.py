@@ -274,7 +274,7 @@ def plan(
     if placement.shards + len(olds) > partitions:
         raise ConfigError(
             f"{placement.shards + len(olds)} shards need as many partitions of the dispatch log, and it has "
-            f"{partitions}: set QIM_MAILBOX_SHARDS_MAX, and see docs/decisions/0019-shard-split.md"
+            f"{partitions}: set QIM_MAILBOX_SHARDS_MAX, and see docs/decisions/0021-shard-split.md"
         )
     if len(mapping.splits) >= SPLITS_MAX:
         raise ConfigError(f"the mapping has {SPLITS_MAX} splits, more are not kept")
