@@ -1,0 +1,186 @@
+"""Turns: who waits for whom, and for how long at most. Spec: §13 (lane isolation, fair scheduling)."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import pytest
+from pyroaring import BitMap
+
+from qim_streams.errors import Outcome, StoreUnavailable
+from qim_streams.mailbox.members import Addressed, Members
+from qim_streams.mailbox.memory_store import MemoryMailboxStore
+from qim_streams.mailbox.open_lanes import OpenLanes
+from qim_streams.mailbox.shards import Shard
+from qim_streams.mailbox.slices import Slices
+from qim_streams.mailbox.tail import NoTail
+from qim_streams.mailbox.watermark import Marks
+from qim_streams.mailbox.writer import EntryWriter
+from tests.support.waiting import eventually
+from tests.unit.mailbox.dispatches import dispatch
+
+LIMIT = 10
+FOR_EVER_S = 3_600.0
+
+
+class Pushes:
+    """A `Pusher`; fails while `broken`."""
+
+    def __init__(self) -> None:
+        self.pushed: list[tuple[int, int]] = []  # (offset, members)
+        self.broken = False
+
+    async def attach(self, shard: Shard) -> None:
+        """See `Pusher`."""
+
+    async def push(self, work: Sequence[tuple[Shard, Sequence[Addressed]]]) -> None:
+        """See `Pusher`."""
+
+    async def push_lanes(self, shard: Shard, records: Sequence[Addressed], through: Marks) -> None:
+        """See `Pusher`."""
+        if self.broken:
+            raise StoreUnavailable("no bodies", Outcome.NOT_APPLIED)
+        self.pushed += [(one.offset, len(one.members)) for one in records]
+
+    async def detach(self, shards: frozenset[int]) -> None:
+        """See `Pusher`."""
+
+
+class Bench:
+    def __init__(self, wait_s: float = FOR_EVER_S) -> None:
+        self.store, self.pushes = MemoryMailboxStore(), Pushes()
+        self.deaths: list[str] = []
+        self.writer = EntryWriter(self.store, LIMIT)
+        self.slices = Slices(
+            self.writer, self.pushes, NoTail(), size_max=LIMIT, wait_s=wait_s, now_ms=lambda: 2_000,
+            die=self._die,
+        )  # fmt: skip
+
+    def _die(self, why: str) -> NoReturn:
+        self.deaths.append(why)
+        raise SystemExit(70)
+
+    async def open(self, number: int, *records: tuple[int, Members]) -> Shard:
+        """A shard with these records queued."""
+        self.store.grant(number, 1)
+        shard = Shard(number, 1, -1, -1, -1, -1)
+        lanes = await self.writer.open(shard, -1)
+        for before, (offset, members) in enumerate(records, -1):
+            one = Addressed(offset, dispatch(offset + 1), members)
+            lanes.take(one, before, is_large=len(members) > LIMIT, now_s=0.0)
+        return shard
+
+    def begin(self, shard: Shard) -> None:
+        assert shard.open is not None
+        self.slices.begin(shard, shard.open)
+
+    async def lanes(self, number: int) -> tuple[int, ...]:
+        return (await self.store.watermark(number)).lanes
+
+
+HUGE = BitMap(range(40))
+
+
+async def test_low_slices_wait_for_batches_and_urgent_ones_do_not() -> None:
+    """A direct chat waits for the part of its lane only; the rest of the group gives way."""
+    bench = Bench()
+    shard = await bench.open(0, (0, HUGE), (1, [3]))
+    with bench.slices.batch():
+        bench.begin(shard)
+        assert await eventually(lambda: (1, 1) in bench.pushes.pushed, 10)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        lanes = await bench.lanes(0)
+        assert (lanes[3], lanes[4], lanes[50]) == (1, -1, 1)
+    assert await eventually(lambda: shard.open is None, 10)
+    assert set(await bench.lanes(0)) == {1}
+    assert (shard.coverage, shard.pushed_through) == (1, 1)
+    assert sum(count for offset, count in bench.pushes.pushed if offset == 0) == 40
+
+
+async def test_low_slices_do_not_starve() -> None:
+    """However long batches are under way, a slice waits no longer than it was told to."""
+    bench = Bench(wait_s=0.0)
+    shard = await bench.open(0, (0, HUGE))
+    with bench.slices.batch():
+        bench.begin(shard)
+        assert await eventually(lambda: shard.open is None, 10)
+    assert set(await bench.lanes(0)) == {0}
+
+
+async def test_one_low_slice_at_a_time_in_a_worker() -> None:
+    """Large records of several shards take turns: the store gets one call of theirs, not one of each."""
+    bench = Bench(wait_s=0.0)
+    busy = most = 0
+    write = bench.store.write_and_advance
+
+    async def slow(*args: Any, **more: Any) -> Marks:
+        nonlocal busy, most
+        busy += 1
+        most = max(most, busy)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        busy -= 1
+        return await write(*args, **more)
+
+    bench.store.write_and_advance = slow  # type: ignore[method-assign]
+    shards = [await bench.open(number, (0, HUGE)) for number in range(4)]
+    for shard in shards:
+        bench.begin(shard)
+    assert await eventually(lambda: all(shard.open is None for shard in shards), 10)
+    assert most == 1
+
+
+async def test_a_store_that_is_away_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(wait_s=0.0)
+    shard = await bench.open(0, (0, HUGE))
+    write, failures = bench.store.write_and_advance, iter(range(3))
+
+    async def shaky(*args: Any, **more: Any) -> Marks:
+        if next(failures, None) is not None:
+            raise StoreUnavailable("away", Outcome.UNKNOWN)
+        return await write(*args, **more)
+
+    monkeypatch.setattr(bench.store, "write_and_advance", shaky)
+    bench.begin(shard)
+    assert await eventually(lambda: shard.open is None, 20)
+    assert set(await bench.lanes(0)) == {0}
+    assert not bench.deaths
+
+
+async def test_what_could_not_be_pushed_is_pushed_later() -> None:
+    """W is not held by push; nothing of it is left out, and lanes stay apart till it is done."""
+    bench = Bench(wait_s=0.0)
+    bench.pushes.broken = True
+    shard = await bench.open(0, (0, HUGE))
+    bench.begin(shard)
+    assert await eventually(lambda: shard.coverage == -1 and bench.slices._tasks[0].done() is False, 10)
+    bench.pushes.broken = False
+    assert await eventually(lambda: shard.open is None, 20)
+    assert sum(count for _, count in bench.pushes.pushed) == 40
+
+
+async def test_a_failure_that_nobody_foresaw_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(wait_s=0.0)
+    shard = await bench.open(0, (0, HUGE))
+
+    def broken(self: OpenLanes, *_: Any) -> None:
+        raise KeyError("bug")
+
+    monkeypatch.setattr(OpenLanes, "slice", broken)
+    bench.slices._die = bench.deaths.append  # type: ignore[assignment]
+    bench.begin(shard)
+    assert await eventually(lambda: bench.deaths, 10)
+    assert "KeyError" in bench.deaths[0]
+
+
+async def test_a_released_shard_is_written_no_more() -> None:
+    bench = Bench()
+    shard = await bench.open(0, (0, HUGE))
+    with bench.slices.batch():
+        bench.begin(shard)
+        await asyncio.sleep(0)
+        await bench.slices.end(frozenset({0}))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert set(await bench.lanes(0)) == {-1}
