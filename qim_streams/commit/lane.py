@@ -125,10 +125,10 @@ class PartitionLane:
 
     async def _recover(self) -> None:
         delay_s = BACKOFF_FIRST_S
-        await self._s.outbox.begin(self.partition, self.epoch)
+        barrier = await self._s.outbox.begin(self.partition, self.epoch)
         while not self._revoked:
             try:
-                repaired = await self._s.repair.run(self.partition, self.epoch)
+                repaired = await self._s.repair.run(self.partition, self.epoch, barrier)
                 if repaired.fence > self.epoch:
                     await self._s.raise_epoch(self.partition, self.epoch, repaired.fence)
                     raise FencedError(f"ob:{self.partition}", self.epoch, repaired.fence)

@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 
 RESTORE_MAX = 500  # messages in one call of the store
 PROGRESS_EVERY = 50_000
+NOT_IN_LOG = -1  # no barrier: whoever only repairs appends none
 
 
 @dataclass(slots=True)
@@ -73,8 +74,8 @@ class OutboxRepair:
         self._store, self._outbox, self._archive = store, outbox, archive
         self._lost_range = lost_range
 
-    async def run(self, partition: int, epoch: int) -> Repaired:
-        """Restore what is missing; returns what was.
+    async def run(self, partition: int, epoch: int, barrier: int = NOT_IN_LOG) -> Repaired:
+        """Restore what is missing; returns what was. `barrier`: the offset of the owner's own.
 
         FencedError, StoreUnavailable: call again. InvariantViolation: the Outbox no longer has what the store
         may lack.
@@ -83,6 +84,10 @@ class OutboxRepair:
         await self._store.commit(partition, epoch, ())
         known, fence = await self._store.covered(partition, epoch)
         done, begin = Repaired(fence=fence), await self._outbox.begin(partition)
+        if barrier == known + 1 >= begin:  # nothing was appended since: nothing to read
+            done.fence = max(fence, epoch)
+            await self._store.restore(partition, epoch, (), Covered(barrier, done.fence))
+            return done
         if begin > known + 1 and self._lost_range is not None:
             await self._lost_range.bridge(partition, epoch, known, begin)
         else:

@@ -62,7 +62,7 @@ class RestartPolicy:
 
     restarts_max: int = 5
     window_s: float = 60.0
-    backoff_first_s: float = 0.2
+    backoff_first_s: float = 0.05
     backoff_last_s: float = 5.0
 
 

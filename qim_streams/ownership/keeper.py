@@ -137,7 +137,19 @@ class LeaseKeeper:
 
     async def _acquire(self) -> None:
         missing = [resource for resource in self._wanted if resource not in self._held]
+        if not missing or len(self._held) >= self.hold_max:
+            return
         self._rng.shuffle(missing)  # so that several claimants do not all ask in one order
+        try:
+            holders = await self._store.holders(missing)
+        except StoreError as error:
+            log.warning("leases not looked up: %s", error)
+            return
+        # What the boot before this one held comes first: it is ours at once, and whatever counts on its lease
+        # (devices that seem to be online) need not wait for its end. What others hold comes last.
+        node = self._claimant.node
+        order = {one.resource: 0 if one.node == node else 2 for one in holders if one is not None}
+        missing.sort(key=lambda resource: order.get(resource, 1))
         for resource in missing:
             if len(self._held) >= self.hold_max:
                 return

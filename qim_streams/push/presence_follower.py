@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 RECORDS_MAX = 5_000  # handed over in one go
 _FETCH_WAIT_MS = 100
 _POLL_MS = 200
+_POLL_AWAITED_MS = 20  # while a shard cannot be served before its partition is read
 _BACK_OFF_S = 0.5
 
 
@@ -124,7 +125,8 @@ class PresenceFollower:
                 self._changed.clear()
                 self._assign()
             try:
-                found = await self._consumer.getmany(timeout_ms=_POLL_MS, max_records=RECORDS_MAX)
+                poll_ms = _POLL_AWAITED_MS if self._waiting else _POLL_MS
+                found = await self._consumer.getmany(timeout_ms=poll_ms, max_records=RECORDS_MAX)
             except KafkaError as error:
                 log.warning("presence log: %s: %s", type(error).__name__, error)
                 await asyncio.sleep(_BACK_OFF_S)

@@ -44,6 +44,7 @@ from qim_streams.streaming.spec import AppSpec
 from qim_streams.streaming.table import AckedTable
 from qim_streams.streaming.topics import ensure_topics_or_exit
 from qim_streams.streaming.watchdog import LoopWatch
+from qim_streams.streaming.worker import PromptWorker
 
 log = logging.getLogger(__name__)
 
@@ -231,6 +232,7 @@ def _options(spec: AppSpec) -> dict[str, Any]:
         "Table": AckedTable,
         "TableManager": PromptTableManager,
         "Monitor": FailFastMonitor,
+        "Worker": PromptWorker,
         "agent_supervisor": CrashingSupervisor,
         "autodiscover": False,
         "cython_optimizations": True,

@@ -184,3 +184,20 @@ async def test_a_node_with_an_older_boot_waits(world: World, caplog: pytest.LogC
     await old.round()
     assert old.held == []
     assert "was the state directory wiped" in caplog.text
+
+
+async def test_a_restart_takes_back_what_the_boot_before_it_held(world: World) -> None:
+    """A gateway that was killed: devices of the old boot are not online for a whole ttl more."""
+    before, other = world.keeper("a", 1), world.keeper("b", 1)
+    before.hold_max = other.hold_max = 1
+    await other.round()
+    await before.round()
+    (mine,) = before.held
+    for boot in range(2, 12):
+        after = world.keeper("a", boot)
+        after.hold_max = 1
+        await after.round()
+        assert after.held == [mine]
+        grant = after.grant_of(mine)
+        assert grant is not None
+        assert grant.epoch == boot, "and the old boot's epoch is over"

@@ -55,6 +55,7 @@ SIGNATURES: list[tuple[Any, str, list[str]]] = [
     (App, "on_stop", ["self"]),
     (BootStrategy, "_should_enable_web", ["self"]),
     (Monitor, "on_send_error", ["self", "producer", "exc", "state"]),
+    (faust.Worker, "_sentinel_task", ["self"]),
     (TableManager, "_update_channels", ["self"]),
     (TableManager, "on_start", ["self"]),
     (Recovery, "_set_recovery_started", ["self"]),
