@@ -204,6 +204,9 @@ class Settings(NotificationSettings):
     worker_slot: int = _setting(
         0, "streams", "number of this worker among those of its role on this node", ge=0, le=999
     )
+    ready_lag_s: float = _setting(
+        60.0, "streams", "a worker further behind its log than this is not ready; 0 = however far", ge=0
+    )
     web_enabled: bool = _setting(False, "streams", "open the worker's web view")
     web_host: str = _setting("127.0.0.1", "streams", "address of the worker's web view")
     web_port: int = _setting(6066, "streams", "port of the worker's web view", ge=0, le=65535)

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Response
 from qim_streams import __version__
 from qim_streams.api.models import HealthAnswer, ReadyAnswer, VersionAnswer
 from qim_streams.api.ports import Probe
+from qim_streams.readiness import status_of
 
 PROBE_SECONDS_MAX = 2.0
 
@@ -29,9 +30,9 @@ def health_routes(probes: Mapping[str, Probe]) -> APIRouter:
         """Whether every dependency answers; 503 when one does not."""
         outcomes = await asyncio.gather(*(_probe(name, probe) for name, probe in probes.items()))
         dependencies = dict(zip(probes, outcomes, strict=True))
-        good = all(outcome == "ok" for outcome in outcomes)
-        response.status_code = 200 if good else 503
-        return ReadyAnswer(ready=good, dependencies=dependencies)
+        reasons = [f"{name} does not answer: {said}" for name, said in dependencies.items() if said != "ok"]
+        response.status_code = status_of(reasons)
+        return ReadyAnswer(ready=not reasons, reasons=reasons, dependencies=dependencies)
 
     @routes.get("/version")
     async def version() -> VersionAnswer:

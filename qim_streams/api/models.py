@@ -148,6 +148,7 @@ class ReadyAnswer(BaseModel):
     """Whether every dependency answers; `dependencies` maps each to `ok` or to the kind of its failure."""
 
     ready: bool
+    reasons: list[str]
     dependencies: dict[str, str]
 
 

@@ -40,7 +40,7 @@ def restart(roles: tuple[str, ...], state_dir: Path, timeout_s: float) -> None:
         restarts.ask(state_dir, name)
         for seen in _looks(state_dir, began_s + timeout_s, name):
             now = _role(seen, name)
-            if now.pid not in (None, before) and all(one.state is RoleState.READY for one in seen.roles):
+            if now.pid not in (None, before) and all(map(_serves, seen.roles)):
                 break
         click.echo(f"{name}: pid {before} -> {now.pid}, ready after {time.monotonic() - began_s:.1f} s")
 
@@ -73,11 +73,15 @@ def _looks(state_dir: Path, deadline_s: float, name: str) -> Iterator[StackStatu
         time.sleep(LOOK_S)
         yield _running(state_dir)
     late = [
-        f"{role.name} is {role.state.value}"
+        f"{role.name} is {role.state.value} {'; '.join(role.reasons)}".rstrip()
         for role in _running(state_dir).roles
-        if role.state is not RoleState.READY
+        if not _serves(role)
     ]
     raise ConfigError(f"{name}: not ready in time ({', '.join(late) or 'not restarted'}); see `qim status`")
+
+
+def _serves(role: RoleStatus) -> bool:
+    return role.state is RoleState.READY and not role.reasons
 
 
 def _role(seen: StackStatus, name: str) -> RoleStatus:

@@ -158,3 +158,5 @@ def status(state_dir: Path) -> None:
         ports = " ".join(f"{name}={port}" for name, port in role.ports.items())
         state, pid = role.state.value, role.pid or "-"
         click.echo(f"  {role.name:<12} {state:<9} pid {pid:<8} restarts {role.restarts}  {ports}")
+        for reason in role.reasons:
+            click.echo(f"    not serving: {reason}")

@@ -20,6 +20,7 @@ from aiohttp import WSMsgType, web
 
 from qim_streams.commit import rpc_protocol
 from qim_streams.errors import ProtocolError
+from qim_streams.readiness import Source, document, status_of
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ class RpcListener(ABC):
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
+        self.more_reasons: Source = tuple  # of the role around it
         self._runner: web.AppRunner | None = None
         self._peers: set[_Peer] = set()
         self._strangers = 0
@@ -116,10 +118,14 @@ class RpcListener(ABC):
             self._peers.discard(peer)
         return socket
 
+    def reasons(self) -> list[str]:
+        """Why this process is not ready; one that serves no partition is not."""
+        return [] if self.served() else ["no partition is served"]
+
     async def _ready(self, _request: web.Request) -> web.Response:
-        """200 when a partition is served, else 503."""
-        served = self.served()
-        return web.Response(status=200 if served else 503, text=f"{served} partitions served\n")
+        reasons = [*self.reasons(), *self.more_reasons()]
+        said = document(reasons) | {"partitions": self.served()}
+        return web.json_response(said, status=status_of(reasons))
 
     async def _handshake(self, socket: web.WebSocketResponse) -> str:
         nonce = secrets.token_bytes(rpc_protocol.NONCE_BYTES)

@@ -61,6 +61,10 @@ class RpcServer(RpcListener):
         """See `RpcListener.served`."""
         return len(self.writer.ready)
 
+    def reasons(self) -> list[str]:
+        """See `RpcListener.reasons`; a partition that is leased and long not recovered is one, too."""
+        return super().reasons() + [f"ob:{one} is leased and not served yet" for one in self.writer.overdue]
+
     def command(self, args: object, reply: Callable[[tuple[object, ...]], object]) -> None:
         """Start a group command; `reply` gets the fields of its answer."""
         if self.working >= GROUP_COMMANDS_MAX:

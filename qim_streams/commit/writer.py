@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 QUEUE_BYTES_MAX = 48 * 1024 * 1024  # bodies without an answer; the producer's own bound is above it
 OVERLOADED_RETRY_MS = 500
+RECOVERY_S = 10.0  # of a partition after its grant; more is said to who asks whether this writer is ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class ConversationWriter:
         self._partition_of, self._on_fenced = partition_of, on_fenced
         self._lanes: dict[int, PartitionLane] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._granted_s: dict[int, float] = {}
         self._waiting, self._waiting_bytes = 0, 0
 
     # -- ownership
@@ -59,7 +61,7 @@ class ConversationWriter:
         if partition in self._lanes:
             self._lanes[partition].revoke()
         lane = PartitionLane(partition, grant.epoch, self._services, self._limits.lane, self._fenced)
-        self._lanes[partition] = lane
+        self._lanes[partition], self._granted_s[partition] = lane, self._services.monotonic()
         self._tasks[partition] = asyncio.create_task(lane.run(before), name=f"lane-{partition}")
         metrics.PARTITIONS.set(len(self._lanes))
         return lane
@@ -116,6 +118,13 @@ class ConversationWriter:
     def ready(self) -> list[int]:
         """Partitions that are served now: leased and relayed."""
         return sorted(partition for partition, lane in self._lanes.items() if lane.ready.is_set())
+
+    @property
+    def overdue(self) -> list[int]:
+        """Partitions that were granted `RECOVERY_S` ago and more and are not served yet."""
+        before_s = self._services.monotonic() - RECOVERY_S
+        late = (one for one, at_s in self._granted_s.items() if at_s < before_s and one in self._lanes)
+        return sorted(one for one in late if not self._lanes[one].ready.is_set())
 
     @property
     def tasks(self) -> list[asyncio.Task[None]]:

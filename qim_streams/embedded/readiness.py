@@ -1,4 +1,4 @@
-"""Ask a role whether it serves: over TCP, over HTTP, or by a function of its own.
+"""Ask a role whether it serves: over TCP, over HTTP, or by a function of its own; and why it does not.
 
 A probe ends within its time-out and says what is missing. A `ConfigError` out of a role's own function
 passes through: waiting does not heal it. What this does not do: decide how long to wait, that is the
@@ -7,7 +7,13 @@ supervisor's.
 
 import asyncio
 import contextlib
+import http.client
+import json
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from qim_streams.embedded.ports import LOOPBACK
@@ -15,7 +21,53 @@ from qim_streams.embedded.roles import Ready
 from qim_streams.errors import ConfigError
 
 CONNECT_TIMEOUT_S = 2.0
+SILENCE_S = 8.0  # of a role that writes every second
+REASONS_MAX, REASON_MAX, REASONS_BYTES_MAX = 8, 200, 64 * 1024
 CALL_TIMEOUT_S = 20.0  # a function may do some work, such as creating topics
+
+
+Health = Callable[[], list[str]]
+"""Why a role that runs does not serve as it should; empty when it does. Run on another thread; may wait."""
+
+
+def told_by_page(url: str) -> Health:
+    """The reasons that a page gives in the form ``{"ready": ..., "reasons": [...]}``."""
+
+    def ask() -> list[str]:
+        try:
+            with urllib.request.urlopen(url, timeout=CONNECT_TIMEOUT_S) as answer:  # noqa: S310 - our own URL
+                return _reasons(answer.read(REASONS_BYTES_MAX))
+        except urllib.error.HTTPError as refusal:
+            with refusal:
+                return _reasons(refusal.read(REASONS_BYTES_MAX)) or [f"answers {refusal.code}"]
+        except (OSError, http.client.HTTPException) as error:
+            return [f"does not answer: {error}"]
+
+    return ask
+
+
+def told_by_file(path: Path, wall_s: Callable[[], float] = time.time) -> Health:
+    """The reasons in a file that the role writes again every second; silence is one."""
+
+    def ask() -> list[str]:
+        try:
+            raw = path.read_bytes()
+            silent_s = wall_s() - int(json.loads(raw)["at_ms"]) / 1_000
+        except (OSError, ValueError, KeyError, TypeError):
+            return ["has not said yet how it is"]
+        if silent_s > SILENCE_S:
+            return [f"has said nothing for {silent_s:.0f} s"]
+        return _reasons(raw)
+
+    return ask
+
+
+def _reasons(raw: bytes) -> list[str]:
+    try:
+        said = json.loads(raw)
+        return [str(reason)[:REASON_MAX] for reason in said["reasons"][:REASONS_MAX]]
+    except (ValueError, KeyError, TypeError):
+        return ["does not say how it is in a form that is understood"]
 
 
 async def probe(ready: Ready) -> str | None:

@@ -6,6 +6,7 @@ was doing.
 """
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,13 @@ from qim_streams.embedded.status import RoleStatus
 from qim_streams.errors import POLICY, ConfigError, Policy
 
 PROBE_EVERY_S = 0.05
+HEALTH_EVERY_S = 2.0
 LOG_LINES_SHOWN = 15
+
+
+def _stem(reason: str) -> str:
+    """A reason without its numbers: a second more of the same is no news."""
+    return re.sub(r"\d+", "", reason)
 
 
 class RoleFailedError(EmbeddedError):
@@ -109,16 +116,21 @@ class RoleRunner:
         """One life of the process; says how it ended."""
         child = self._child = self._spawn()
         ended = asyncio.create_task(child.wait_async())
+        watch: asyncio.Task[None] | None = None
         try:
             in_time = await self._prove_ready(ended)
             if not in_time and not self._stop_asked.is_set():
                 await child.kill_async()
+            watch = asyncio.create_task(self._watch_health())
             code = await ended
         finally:
+            if watch is not None:
+                watch.cancel()
             ended.cancel()
             child.kill_nowait()
         self.ready.clear()
         self.status.pid, self.status.started_at_ms, self.status.last_exit = None, None, code
+        self.status.reasons = []
         if self.spec.exited is not None:
             self.spec.exited(code)
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
@@ -153,6 +165,7 @@ class RoleRunner:
         while self._context.monotonic_s() < deadline_s:
             self._missing = await self._probe()
             if self._missing is None and not ended.done() and not self._stop_asked.is_set():
+                self.status.reasons = await self._ask_health()
                 self.ready.set()
                 self._enter(RoleState.READY)
                 return True
@@ -160,6 +173,23 @@ class RoleRunner:
             if ended.done():
                 return True
         return False
+
+    async def _watch_health(self) -> None:
+        """Ask again and again; what changes is told as a change of status."""
+        while self.spec.health is not None:
+            await asyncio.sleep(HEALTH_EVERY_S)
+            reasons = await self._ask_health()
+            if [_stem(one) for one in reasons] != [_stem(one) for one in self.status.reasons]:
+                self.status.reasons = reasons
+                self._context.changed(self.status)
+
+    async def _ask_health(self) -> list[str]:
+        if self.spec.health is None:
+            return []
+        try:
+            return await asyncio.to_thread(self.spec.health)
+        except Exception as error:  # noqa: BLE001 - somebody else's code; shown to the operator
+            return [f"{type(error).__name__}: {error}"]
 
     async def _probe(self) -> str | None:
         try:

@@ -38,7 +38,8 @@ class RoleSpec:
     """One supervised process. `env` is all it gets besides PATH, HOME, locale and QIM_* variables.
 
     `ports` are for people to read (and are checked free before the first start); `order`: lower starts
-    first and stops last; `exited` is told each exit code; `pass_fds` stay open in the process;
+    first and stops last; `exited` is told each exit code; `health` says, from then on, why a role that runs
+    does not serve as it should (see `readiness`); `pass_fds` stay open in the process;
     `inherit_settings` False keeps QIM_* variables (secrets among them) from a foreign program.
     """
 
@@ -53,6 +54,7 @@ class RoleSpec:
     cwd: Path | None = None
     pass_fds: tuple[int, ...] = ()
     exited: Callable[[int], None] | None = None
+    health: Callable[[], list[str]] | None = None
     inherit_settings: bool = True
 
 

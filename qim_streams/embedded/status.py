@@ -30,6 +30,7 @@ class RoleStatus:
     since_ms: int = 0
     started_at_ms: int | None = None
     last_exit: int | None = None
+    reasons: list[str] = field(default_factory=list)  # why a role that is READY does not serve as it should
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ def _to_json(role: RoleStatus) -> dict[str, Any]:
         "since_ms": role.since_ms,
         "started_at_ms": role.started_at_ms,
         "last_exit": role.last_exit,
+        "reasons": role.reasons,
     }
 
 

@@ -60,6 +60,8 @@ class TextView:
             words.append(f"restarts={role.restarts}")
         if role.state in (RoleState.BACKOFF, RoleState.FAILED) and role.last_exit is not None:
             words.append(f"exit={role.last_exit}")
+        if role.reasons:
+            words.append(f"but not serving: {'; '.join(role.reasons)}")
         self._line(" ".join(words))
 
     def tick(self) -> None:
@@ -133,7 +135,9 @@ def render_table(roles: Sequence[RoleStatus], now_s: float) -> "Table":
             Text(role.name),
             str(role.pid or "-"),
             Text(" ".join(f"{name} {port}" for name, port in role.ports.items()) or "-"),
-            Text(role.state.value, style=_COLOURS.get(role.state, "dim")),
+            Text("; ".join(role.reasons)[:60], style="bold red")
+            if role.reasons
+            else Text(role.state.value, style=_COLOURS.get(role.state, "dim")),
             str(role.restarts or "-"),
             format_uptime(None if role.started_at_ms is None else now_s - role.started_at_ms / 1_000),
         )

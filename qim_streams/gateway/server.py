@@ -14,7 +14,7 @@ Spec: §6, §7; reliability P16, P17.
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from aiohttp import WSCloseCode, WSMsgType, web
@@ -23,6 +23,7 @@ from aiohttp.abc import AbstractStreamWriter
 from qim_streams.gateway.outbound import TRANSPORT_BYTES_MAX, Cork, Outbound
 from qim_streams.gateway.services import Services
 from qim_streams.gateway.session import ClientSession
+from qim_streams.readiness import Source, document, status_of
 from qim_streams.wire import CODECS, SUBPROTOCOLS
 from qim_streams.wire.codec import Codec
 
@@ -111,10 +112,10 @@ class Socket:
 
 
 class GatewayServer:
-    """The listening server. `trouble` says why /readyz must not answer 200; nothing: it may."""
+    """The listening server. `reasons` says why /readyz must not answer 200; none: it may."""
 
-    def __init__(self, services: Services, trouble: Callable[[], str]) -> None:
-        self._all, self._trouble = services, trouble
+    def __init__(self, services: Services, reasons: Source) -> None:
+        self._all, self._reasons = services, reasons
         self._cork = Cork(asyncio.get_running_loop())
         self.sockets: set[Socket] = set()
         self._handlers: set[Any] = set()  # HTTP protocols that became sockets
@@ -214,7 +215,7 @@ class GatewayServer:
         return web.Response(text="ok\n")
 
     async def _readiness(self, _: web.Request) -> web.Response:
-        why = "this gateway is about to stop" if self._all.draining else self._trouble()
-        if not why:
-            return web.Response(text="ready\n")
-        return web.Response(status=503, text=f"not ready: {why}\n")
+        reasons = [*self._reasons(), *self._all.readiness.reasons()]
+        if self._all.draining:
+            reasons = ["this gateway is about to stop"]
+        return web.json_response(document(reasons), status=status_of(reasons))

@@ -20,6 +20,7 @@ from qim_streams.gateway.tokens import TokenVerifier
 from qim_streams.history.service import HistoryService
 from qim_streams.membership.ports import OrdinalDirectory
 from qim_streams.placement import mailbox_shard
+from qim_streams.readiness import Readiness
 from qim_streams.settings import Settings
 from qim_streams.sharding.follower import Mappings
 from qim_streams.sync.pull import PullService
@@ -66,6 +67,7 @@ class Services:
     auth_slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AUTHS_AT_ONCE_MAX))
     auths_waiting: int = 0  # sign-ons with a good token that are not answered yet
     fill_slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(FILLS_AT_ONCE_MAX))
+    readiness: Readiness = field(default_factory=Readiness)  # what besides the pushes is in the way
 
     def home(self, tenant_id: str, user_id: str, ordinal: int) -> int:
         """The MailboxShard of a user, as far as this gateway has heard."""

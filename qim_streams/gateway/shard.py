@@ -70,6 +70,11 @@ class ConnectionShard:
             return f"the push log has not answered for {self._reader.silent_s:.0f} s"
         return ""
 
+    def reasons(self) -> list[str]:
+        """`trouble` as reasons against being ready."""
+        trouble = self.trouble
+        return [trouble] if trouble else []
+
     @property
     def silent_s(self) -> float:
         """For how long the push log has not answered; 0 while none is read."""

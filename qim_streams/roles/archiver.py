@@ -30,6 +30,7 @@ from qim_streams.log_ports import LogBatch
 from qim_streams.membership.redis_directory import RedisOrdinalDirectory
 from qim_streams.placement import outbox_partition
 from qim_streams.redis_tier import RedisClient, connect
+from qim_streams.roles.health import watch_redis
 from qim_streams.roles.poison import PoisonLetters
 from qim_streams.roles.session_lists import compose_keeper
 from qim_streams.runtime import give_way, now_ms, run_in_batches
@@ -177,4 +178,5 @@ def build_archiver(settings: Settings | None = None) -> ArchiverWorker:
     )
     add_standard_pages(app)
     add_page(app, "/archive", lambda request: role.watermarks(settings.outbox_partitions))
+    watch_redis(app, settings)
     return ArchiverWorker(app, lanes)

@@ -11,6 +11,7 @@ from qim_streams.fanout.service import FanoutCoordinator
 from qim_streams.fanout.versions import MembershipVersions
 from qim_streams.membership.redis_reader import RedisMembershipReader
 from qim_streams.redis_tier import connect, translated
+from qim_streams.roles.health import watch_redis
 from qim_streams.roles.hot_tier import kept_intervals
 from qim_streams.roles.log import StreamAppender
 from qim_streams.roles.poison import PoisonLetters
@@ -85,4 +86,5 @@ def build_fanout(settings: Settings | None = None) -> FanoutWorker:
     )
     add_standard_pages(app)
     add_table_views(app, [(conversation_progress.VIEW, table, settings.outbox_partitions)])
+    watch_redis(app, settings)
     return FanoutWorker(app, lanes, table)

@@ -59,8 +59,10 @@ from qim_streams.ownership.redis_wholeness import RedisWholeness
 from qim_streams.placement import outbox_partition
 from qim_streams.quotas.redis_quotas import RedisTenantRules
 from qim_streams.quotas.service import RulesCache
+from qim_streams.readiness import StoreWatch
 from qim_streams.redis_tier import RedisClient, connect
 from qim_streams.roles.gateway_rooms import ROOM_TOPIC, GatewayRooms
+from qim_streams.roles.health import REDIS, asks_redis
 from qim_streams.roles.moderation import asking_first
 from qim_streams.roles.push_admin import compose_push_devices
 from qim_streams.roles.session_lists import compose_lists
@@ -99,6 +101,9 @@ async def run_gateway(settings: Settings, stop: asyncio.Event, metrics: Collecto
         await asyncio.to_thread(check_topics, settings)
         redis = connect(settings)
         opened.push_async_callback(redis.aclose)
+        hot_tier = StoreWatch(REDIS, asks_redis(redis))
+        watching = asyncio.create_task(hot_tier.run(), name="store-watch")
+        opened.callback(watching.cancel)
         archive = open_archive_reader(settings)
         opened.push_async_callback(archive.close)
         producer = LogProducer(
@@ -120,6 +125,7 @@ async def run_gateway(settings: Settings, stop: asyncio.Event, metrics: Collecto
         services.rooms = rooms = GatewayRooms(settings, redis, leases, name)
         await rooms.start()
         opened.push_async_callback(rooms.close)
+        services.readiness.add(hot_tier.reasons)
         metrics.register(services.counters)
         opened.callback(metrics.unregister, services.counters)
         movements = Movements(services, mappings, RedisShardEpochs(redis))
@@ -255,7 +261,7 @@ async def serve(
         counters=services.counters,
     )
     shard = ConnectionShard(services.registry, reader)
-    server = GatewayServer(services, lambda: shard.trouble)
+    server = GatewayServer(services, shard.reasons)
     unpushed = Unpushed(services, mailboxes, shard, time.monotonic)
     try:
         await server.start()

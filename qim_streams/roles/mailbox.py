@@ -29,6 +29,7 @@ from qim_streams.push.bodies import CommonBodies
 from qim_streams.push.presence_follower import PresenceFollower
 from qim_streams.push.service import PushStage
 from qim_streams.redis_tier import RedisClient, connect
+from qim_streams.roles.health import watch_redis
 from qim_streams.roles.hot_tier import kept_intervals
 from qim_streams.roles.log import StreamAppender
 from qim_streams.roles.offline import compose_offline
@@ -207,4 +208,5 @@ def build_mailbox(settings: Settings | None = None) -> MailboxWorker:
     add_table_views(
         app, [(dispatch_progress.VIEW, progress, shards), (lane_watermarks.VIEW, watermarks, shards)]
     )
+    watch_redis(app, settings)
     return MailboxWorker(app, lanes, progress, watermarks)

@@ -20,6 +20,7 @@ from qim_streams.mailbox.members import MemberBitmaps
 from qim_streams.mailbox.redis_store import RedisMailboxStore
 from qim_streams.membership.redis_reader import RedisMembershipReader
 from qim_streams.redis_tier import RedisClient, connect, translated
+from qim_streams.roles.health import watch_redis
 from qim_streams.roles.hot_tier import kept_intervals
 from qim_streams.roles.tracing import partition_of
 from qim_streams.runtime import give_way, now_ms, run_in_batches, settle_garbage_collection
@@ -162,6 +163,7 @@ def build_qsession(settings: Settings | None = None) -> QsessionWorker:
             batch_records_max=max(BATCH_RECORDS_MAX, spec.batch_records_max),
         )
     )
+    watch_redis(app, settings)
     role = _QsessionRole(settings, app)
     app.add_resource(role.open, role.close)
     stage = ShiftedStage(role.mappings, lambda: role.service)

@@ -52,7 +52,9 @@ from qim_streams.placement import outbox_partition
 from qim_streams.quotas.buckets import TenantQuotas
 from qim_streams.quotas.redis_quotas import RedisQuotas
 from qim_streams.quotas.service import QuotaKeeper
+from qim_streams.readiness import StoreWatch
 from qim_streams.redis_tier import RedisClient, connect
+from qim_streams.roles.health import REDIS, asks_redis
 from qim_streams.roles.recovery import HotStores, Recovery
 from qim_streams.runtime import now_ms
 from qim_streams.script_pipe import ScriptPipe
@@ -143,6 +145,7 @@ class _Parts:
         around = Surroundings(now_ms, partial(secrets.token_bytes, TOKEN_BYTES), die)
         self.changes = ChangeWriter(membership, reader, change_log, limits, around)
         self.groups = GroupService(membership, directory, self.changes)
+        self.hot_tier = StoreWatch(REDIS, asks_redis(redis))
         self.quotas = TenantQuotas(settings.tenant_fanout_quota, settings.tenant_fanout_burst_s)
         self.quota_keeper = QuotaKeeper(self.quotas, RedisQuotas(redis), now_ms)
         self.services = LaneServices(
@@ -202,15 +205,21 @@ async def _serve(settings: Settings, parts: _Parts, claims: Claims, stop: asynci
     owner.append(ownership)
     log.info("listening on %s", address)
     owning = asyncio.create_task(ownership.run(writer), name="ownership")
-    keeping = asyncio.create_task(parts.quota_keeper.run(), name="quota-keeper")
-    keeping.add_done_callback(_ended)
+    server.more_reasons = parts.hot_tier.reasons
+    keeping = [
+        asyncio.create_task(parts.quota_keeper.run(), name="quota-keeper"),
+        asyncio.create_task(parts.hot_tier.run(), name="store-watch"),
+    ]
+    for task in keeping:
+        task.add_done_callback(_ended)
     await _until(stop, owning)
     while not owning.done():  # one cancellation may meet a time-out that swallows it
         owning.cancel()
         await asyncio.wait([owning], timeout=1.0)
     await ownership.close(writer, DRAIN_TIMEOUT_S)
-    keeping.cancel()
-    await asyncio.wait([keeping])
+    for task in keeping:
+        task.cancel()
+    await asyncio.wait(keeping)
     await server.close()
 
 

@@ -19,6 +19,7 @@ from qim_streams.archive.opening import cassandra_options
 from qim_streams.embedded import files
 from qim_streams.embedded.cassandra import EmbeddedCassandra
 from qim_streams.embedded.ports import free_ports
+from qim_streams.embedded.readiness import told_by_file, told_by_page
 from qim_streams.embedded.redis_server import AppendFsync
 from qim_streams.embedded.roles import Ready, RestartPolicy, RoleSpec
 from qim_streams.embedded.stack import BrokerKind, EmbeddedStack
@@ -28,6 +29,7 @@ from qim_streams.exposition import write_targets
 from qim_streams.settings import Settings, load_settings
 from qim_streams.stack import plan, secrets
 from qim_streams.streaming import topics
+from qim_streams.streaming.spec import HEALTH_FILE
 from qim_streams.webhooks.endpoints import load_webhooks
 
 CLIENT_FILE = "client.json"
@@ -248,6 +250,9 @@ def _role_spec(role: plan.RolePlan) -> RoleSpec:
         )
     if role.metrics_port:
         ports = ports | {"metrics": role.metrics_port}
+    health = told_by_file(role.state_dir / HEALTH_FILE)
+    if role.role in plan.SERVER_ROLES:
+        health = told_by_page(f"http://127.0.0.1:{role.port}/readyz")
     (role.state_dir / plan.READY_FILE).unlink(missing_ok=True)
     return RoleSpec(
         name=role.name,
@@ -257,6 +262,7 @@ def _role_spec(role: plan.RolePlan) -> RoleSpec:
         ready=ready,
         order=ROLE_ORDER,
         ready_deadline_s=READY_DEADLINE_S,
+        health=health,
     )
 
 

@@ -18,8 +18,10 @@ Spec: §11, §14.1.
 """
 
 import asyncio
+import json
 import logging
 import os
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -32,6 +34,7 @@ from mode.supervisors import CrashingSupervisor
 
 from qim_streams.errors import ConfigError, LogAppendError
 from qim_streams.exposition import serve_metrics
+from qim_streams.readiness import Readiness, StoreWatch, document
 from qim_streams.streaming.consumer import StreamConsumer
 from qim_streams.streaming.datadir import DataDirLock
 from qim_streams.streaming.doubt import EXIT_CONFIG, die
@@ -40,7 +43,7 @@ from qim_streams.streaming.producer import LogProducer, ProducerSpec
 from qim_streams.streaming.quiet import quiet_drivers
 from qim_streams.streaming.recovery import PromptTableManager
 from qim_streams.streaming.source import SourceRole
-from qim_streams.streaming.spec import AppSpec
+from qim_streams.streaming.spec import HEALTH_FILE, AppSpec
 from qim_streams.streaming.table import AckedTable
 from qim_streams.streaming.topics import ensure_topics_or_exit
 from qim_streams.streaming.watchdog import LoopWatch
@@ -95,6 +98,8 @@ class StreamApp(faust.App):
         )
         self._datadir_lock = DataDirLock(spec.datadir, spec.role)
         self._loop_watch = LoopWatch(spec.loop_stall_timeout_s)
+        self.readiness = Readiness(self._reasons)
+        self._watches: list[StoreWatch] = []
         self._resources: list[tuple[Callable[[], Awaitable[object]], Callable[[], Awaitable[object]]]] = []
         super().__init__(spec.group_id, **_options(spec))
 
@@ -130,6 +135,27 @@ class StreamApp(faust.App):
         A ConfigError of `opening` ends the process with 1, anything else with 70. Closed in reverse order.
         """
         self._resources.append((opening, closing))
+
+    def watch_store(self, name: str, ask: Callable[[], Awaitable[object]]) -> None:
+        """Say that this worker is not ready while the store that `ask` asks does not answer."""
+        watch = StoreWatch(name, ask)
+        self._watches.append(watch)
+        self.readiness.add(watch.reasons)
+
+    def _reasons(self) -> list[str]:
+        if not self.serving:
+            return [self._not_serving()]
+        reasons: list[str] = self.consumer.watch.reasons()
+        return reasons
+
+    def _not_serving(self) -> str:
+        if self.should_stop:
+            return "the worker is stopping"
+        if not self.tables.recovery.completed.is_set():
+            return "tables are being read back from their changelogs"
+        if self.rebalancing or self.unassigned:
+            return "the consumer group has given it no partition yet"
+        return "not every partition has found its start"
 
     @property
     def serving(self) -> bool:
@@ -167,6 +193,8 @@ class StreamApp(faust.App):
             die(str(error), code=EXIT_CONFIG)
         await self._open_resources()
         self._loop_watch.start()
+        for watch in self._watches:
+            self.add_future(watch.run())
         self.add_future(self._beat())
 
     async def _open_resources(self) -> None:
@@ -188,6 +216,7 @@ class StreamApp(faust.App):
             self._loop_watch.beat()
             if not told and self.serving:
                 told = self._tell_ready()
+            self._tell_health()
             await asyncio.sleep(_LOOP_BEAT_S)
 
     def _tell_ready(self) -> bool:
@@ -195,6 +224,19 @@ class StreamApp(faust.App):
         assert path is not None
         path.write_text(str(os.getpid()))
         return True
+
+    def _tell_health(self) -> None:
+        """For a supervisor that asks again and again; a full disk must not end a worker that serves."""
+        path = self.stream_spec.ready_file
+        if path is None:
+            return
+        said = document(self.readiness.reasons()) | {"pid": os.getpid(), "at_ms": time.time_ns() // 1_000_000}
+        fresh = path.with_name(f"{HEALTH_FILE}.new")
+        try:
+            fresh.write_text(json.dumps(said))
+            fresh.replace(path.with_name(HEALTH_FILE))
+        except OSError as error:
+            log.warning("health is not told: %s", error)
 
     async def on_stop(self) -> None:
         """Drain lanes and commit while tables and producer still run, then stop as Faust does."""

@@ -15,6 +15,7 @@ from qim_streams.errors import ConfigError
 from qim_streams.settings import Settings
 from qim_streams.streaming.topics import ResolvedTopic, TopicSet
 
+HEALTH_FILE = "health.json"  # beside the ready file: written every second, for a supervisor
 GROUP_PREFIX = "qim-"
 
 
@@ -71,6 +72,7 @@ class AppSpec:
     uncommitted_timeout_s: float = 60.0
     recovery_stall_timeout_s: float = 300.0
     loop_stall_timeout_s: float = 60.0
+    ready_lag_s: float = 0.0  # not ready while a source is further behind; 0: however far
 
     log_in_flight_records_max: int = 100_000
     log_message_timeout_ms: int = 120_000
@@ -138,6 +140,7 @@ class AppSpec:
             heartbeat_interval_s=settings.stream_session_timeout_ms / 5000,
             chunk_records_max=settings.stream_chunk_max,
             batch_records_max=settings.stream_batch_max,
+            ready_lag_s=settings.ready_lag_s,
             ready_file=settings.state_dir.resolve() / "ready",
             web_enabled=settings.web_enabled,
             web_bind=settings.web_host,

@@ -22,7 +22,7 @@ from aiokafka.errors import KafkaError
 from faust.types import TP
 
 from qim_streams.streaming.doubt import die
-from qim_streams.streaming.lag import LagWatch
+from qim_streams.streaming.lag import Lag, LagWatch
 
 if TYPE_CHECKING:
     from qim_streams.streaming.consumer import StreamConsumer
@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 WATCH_INTERVAL_S: Final = 1.0
 _END_TIMEOUT_S: Final = 0.9  # below the interval
+UNANSWERED_MIN: Final = 3
+FROZEN_TICKS: Final = 5  # a request, a rebalance and a long batch fit in
 _ABOVE_END_TICKS: Final = 5  # a new leader may know a lower end for a moment
 _LOOP_INTERVAL_S: Final = 1.0
 
@@ -92,6 +94,10 @@ class StallWatch:
             if stall.idle == self._idle_max // 2:
                 look_again.append(view.tp)
         return Verdict(None, tuple(look_again))
+
+    def frozen(self) -> list[tuple[TP, int]]:
+        """Partitions that have records and deliver none for five ticks and more, and for how many."""
+        return [(tp, stall.idle) for tp, stall in self._stalls.items() if stall.idle >= FROZEN_TICKS]
 
     def _count_idle(self, view: PartitionView, stall: _Stall) -> None:
         waiting = view.position is not None and view.end is not None and view.end > view.position
@@ -160,11 +166,30 @@ class ConsumerWatch:
         self._stalls = StallWatch(spec.stall_timeout_s, spec.uncommitted_timeout_s, WATCH_INTERVAL_S)
         self._lag = LagWatch(spec.role)
         self._rebalance = RebalanceWatch(spec.recovery_stall_timeout_s, WATCH_INTERVAL_S)
+        self._lags: dict[TP, Lag] = {}
+        self._unanswered = 0  # looks in a row to which the broker gave no answer
 
     def reset(self) -> None:
         """A new assignment begins."""
         self._stalls.reset()
         self._lag.reset()
+        self._lags.clear()
+
+    def reasons(self) -> list[str]:
+        """Why what this worker owns is not served as it should be, by the last look."""
+        late_s = self._consumer.spec.ready_lag_s
+        found = [
+            f"{tp.topic}[{tp.partition}] stands still for {idle} s while its log grows"
+            for tp, idle in self._stalls.frozen()
+        ]
+        found += [
+            f"{tp.topic}[{tp.partition}] is {lag.seconds:.0f} s and {lag.records} records behind"
+            for tp, lag in self._lags.items()
+            if late_s and lag.seconds > late_s
+        ]
+        if self._unanswered >= UNANSWERED_MIN:
+            found.append(f"the broker has not answered {self._unanswered} looks at the log's end")
+        return found
 
     async def look(self) -> None:
         """One tick: look, and end the process or seek back where a watch says so."""
@@ -174,7 +199,8 @@ class ConsumerWatch:
         verdict = self._rebalance.tick(busy, (consumer.epoch, left))
         if verdict is None:
             views = [] if busy else await self._views()
-            self._lag.note([(view.tp, view.processed, view.end) for view in views], time.monotonic())
+            seen = [(view.tp, view.processed, view.end) for view in views]
+            self._lags |= self._lag.note(seen, time.monotonic())
             verdict = self._stalls.tick(views)
         if verdict.reason is not None:
             die(verdict.reason)
@@ -190,8 +216,10 @@ class ConsumerWatch:
             return []
         try:
             ends = await consumer.log_ends(tps, _END_TIMEOUT_S)
+            self._unanswered = 0
         except (KafkaError, TimeoutError):
             ends = {}  # the broker is away: nothing can be said about progress
+            self._unanswered += 1
         return [consumer.view(tp, ends.get(tp)) for tp in tps] if epoch == consumer.epoch else []
 
 

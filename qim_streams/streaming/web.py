@@ -4,7 +4,8 @@ Off unless the spec says so, bound to loopback, GET only, JSON only. Faust's own
 statistics and metrics are switched off: they show data to anyone.
 
 `/live` answers 200 while the event loop turns; `/ready` answers 200 only when the worker is in its group,
-recovered, and every partition it owns has started, else 503 (the web port opens before that).
+recovered, and every partition it owns has started, moves, and is not too far behind, else 503 with the
+reasons (the web port opens before that).
 
 Spec: §11 rule 3 (never serve what has not caught up).
 """
@@ -13,10 +14,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from qim_streams.readiness import document, status_of
 from qim_streams.streaming.app import StreamApp
 
 OK: Final = 200
-UNAVAILABLE: Final = 503
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +54,8 @@ def add_standard_pages(app: StreamApp) -> None:
         return Page({"role": app.stream_spec.role, "live": True})
 
     async def ready(_: Any) -> Page:
-        serving = app.serving
-        return Page({"role": app.stream_spec.role, "ready": serving}, OK if serving else UNAVAILABLE)
+        reasons = app.readiness.reasons()
+        return Page({"role": app.stream_spec.role} | document(reasons), status_of(reasons))
 
     async def partitions(_: Any) -> Page:
         consumer = app.consumer

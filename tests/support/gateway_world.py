@@ -289,7 +289,7 @@ class GatewayWorld:
         )
         self.reader = FakeReader()
         self.shard = ConnectionShard(self.registry, self.reader)
-        self.server = GatewayServer(self.services, lambda: self.shard.trouble)
+        self.server = GatewayServer(self.services, self.shard.reasons)
         self.unpushed = Unpushed(self.services, self.store, self.shard, lambda: self.clock_s)
         self.sweeper = Sweeper(self.services, self.server)
         self.deliveries = Deliveries(self.services)

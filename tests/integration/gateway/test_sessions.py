@@ -275,7 +275,9 @@ async def test_health(world: GatewayWorld) -> None:
     async def why_not(http: aiohttp.ClientSession) -> str:
         async with http.get(base + "/readyz") as answer:
             assert answer.status == 503
-            return await answer.text()
+            said = await answer.json()
+            assert (said["ready"], len(said["reasons"])) == (False, 1)
+            return str(said["reasons"][0])
 
     async with aiohttp.ClientSession() as http:
         await eventually(lambda: world.shard.is_serving)

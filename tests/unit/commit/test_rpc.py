@@ -233,6 +233,11 @@ async def test_readiness_is_a_served_partition(world: World) -> None:
     async with aiohttp.ClientSession() as session:
         async with session.get(f"http://127.0.0.1:{node.port}/readyz") as answer:
             assert answer.status == 503
+            assert await answer.json() == {
+                "ready": False,
+                "reasons": ["no partition is served"],
+                "partitions": 0,
+            }
         await node.own(0)
         async with session.get(f"http://127.0.0.1:{node.port}/readyz") as answer:
             assert answer.status == 200

@@ -12,6 +12,7 @@ from qim_streams.commit.outcome import SendOutcome, SendRequest, SendStatus
 from qim_streams.commit.ports import OutboxAppend
 from qim_streams.ids import direct_conversation_id
 from qim_streams.membership.commands import GroupCommand, GroupOp
+from qim_streams.ownership.ports import Grant
 from qim_streams.placement import outbox_partition
 from qim_streams.quotas.buckets import TenantQuotas
 from qim_streams.records import OUTBOX_RELAYED, decode_message, decode_outbox
@@ -397,6 +398,21 @@ async def test_rates_and_quotas_refuse_what_is_new_and_answer_repeats() -> None:
     assert await rig.writer.send(sends[0]) == first[0]
     now += 100
     assert (await rig.writer.send(late)).conversation_seq == 5, "each once"
+
+
+async def test_a_partition_that_does_not_come_back_is_overdue() -> None:
+    """Said to who asks whether the writer is ready; not in the first seconds after the grant."""
+    now_s = [100.0]
+    rig = WriterRig(one_partition(), [])
+    object.__setattr__(rig.writer._services, "monotonic", lambda: now_s[0])
+    lane = rig.writer.grant(Grant("ob:0", 1))
+    lane.ready.clear()
+    assert rig.writer.overdue == []
+    now_s[0] += 11
+    assert rig.writer.overdue == [0]
+    lane.ready.set()
+    assert rig.writer.overdue == []
+    rig.kill()
 
 
 async def test_a_direct_chat_is_made_by_its_first_message_in_order() -> None:

@@ -1,6 +1,7 @@
 """The supervisor with real, tiny processes: order, restarts, budget, stop, status, logs."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -11,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from qim_streams.embedded import restarts
+from qim_streams.embedded import restarts, role_runner
 from qim_streams.embedded.errors import EmbeddedError, PortInUseError
 from qim_streams.embedded.locking import DirectoryLock
 from qim_streams.embedded.ports import free_ports
 from qim_streams.embedded.roles import RestartPolicy, RoleSpec, RoleState
-from qim_streams.embedded.status import LOCK_NAME, RoleStatus, read_status
+from qim_streams.embedded.status import LOCK_NAME, STATUS_NAME, RoleStatus, read_status, write_status
 from qim_streams.embedded.supervisor import EXIT_FAILED, EXIT_STOPPED, Supervisor
 from qim_streams.errors import ConfigError
 from tests.support.waiting import eventually
@@ -303,3 +304,42 @@ async def test_the_command_restarts_one_role_after_the_other(tmp_path: Path) -> 
             assert (wrong.returncode, wrong.stdout) == (1, "")
             assert "no role nobody" in wrong.stderr
     assert "no stack runs" in (await qim("all")).stderr
+
+
+# -- how roles are that run
+
+
+async def test_what_a_role_says_of_itself_is_its_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the first moment of READY on; what changes only in a number is no news; a restart forgets it."""
+    monkeypatch.setattr(role_runner, "HEALTH_EVERY_S", 0.02)
+    view, reasons = Recorder(), ["late"]
+    roles = [RoleSpec("worker", SLEEP, health=lambda: list(reasons)), RoleSpec("other", SLEEP)]
+    async with running(roles, tmp_path, view) as (supervisor, _):
+        assert await supervisor.wait_running()
+        worker, other = supervisor.statuses
+        assert (worker.state, worker.reasons, other.reasons) == (RoleState.READY, ["late"], [])
+        reasons[:] = ["redis has not answered for 5 s"]
+        await eventually(lambda: worker.reasons == reasons)
+        told = view.changes.count(("worker", RoleState.READY))
+        written = read_status(tmp_path)
+        assert written is not None
+        assert {role.name: role.reasons for role in written.roles} == {"worker": reasons, "other": []}
+        reasons[:] = ["redis has not answered for 6 s"]
+        await asyncio.sleep(0.1)
+        assert view.changes.count(("worker", RoleState.READY)) == told
+        reasons.clear()
+        await eventually(lambda: worker.reasons == [])
+
+
+def test_a_status_of_before_reasons_is_read(tmp_path: Path) -> None:
+    role = RoleStatus("worker", RoleState.READY, 1, {})
+    write_status(tmp_path, pid=1, state="running", now_ms=0, roles=[role])
+    path = tmp_path / STATUS_NAME
+    document = json.loads(path.read_text())
+    del document["roles"][0]["reasons"]
+    path.write_text(json.dumps(document))
+    read = read_status(tmp_path)
+    assert read is not None
+    assert read.roles == [role]

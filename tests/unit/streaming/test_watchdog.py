@@ -1,12 +1,23 @@
 """The watchdog: what it ends a worker for, and what it lets pass (B4, H10)."""
 
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from faust.types import TP
 
 from qim_streams.streaming import watchdog
-from qim_streams.streaming.watchdog import LoopWatch, PartitionView, RebalanceWatch, StallWatch, Verdict
+from qim_streams.streaming.spec import AppSpec, SourceSpec
+from qim_streams.streaming.watchdog import (
+    ConsumerWatch,
+    LoopWatch,
+    PartitionView,
+    RebalanceWatch,
+    StallWatch,
+    Verdict,
+)
 from tests.unit.streaming.fakes import Died
 
 TP0 = TP("in", 0)
@@ -137,3 +148,68 @@ def test_a_turning_loop_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(watch._stop, "wait", look)
     watch._run()
+
+
+# -- what is told about it
+
+
+def test_a_partition_that_stands_still_is_frozen_long_before_it_is_a_stall() -> None:
+    """E4: records, room and no delivery for five looks; it is forgotten with the next delivery."""
+    watch = StallWatch(60, 100, 1)
+    run(watch, [view(end=12)] * 5)
+    assert watch.frozen() == []
+    run(watch, [view(end=12)])
+    assert watch.frozen() == [(TP0, 5)]
+    run(watch, [view(end=12, deliveries=2)])
+    assert watch.frozen() == []
+
+
+async def test_reasons_come_from_the_last_looks() -> None:
+    """Frozen, too far behind, or a broker that does not answer: each is named; a new assignment forgets."""
+    consumer = FakeConsumer()
+    watch = ConsumerWatch(consumer)  # type: ignore[arg-type]
+    await watch.look()
+    assert watch.reasons() == []
+    consumer.end = 12
+    for _ in range(5):
+        await watch.look()
+    (frozen,) = watch.reasons()
+    assert frozen == "in[0] stands still for 5 s while its log grows"
+    consumer.spec = replace(consumer.spec, ready_lag_s=0.000_001)
+    await watch.look()
+    assert any("2 records behind" in reason for reason in watch.reasons())
+    consumer.end = None
+    for _ in range(3):
+        await watch.look()
+    assert any("has not answered 3 looks" in reason for reason in watch.reasons())
+    consumer.end = 12
+    watch.reset()
+    await watch.look()
+    assert not any("stands still" in reason or "answered" in reason for reason in watch.reasons())
+
+
+class FakeConsumer:
+    """As much of a consumer as the watch looks at: one partition, read up to 10."""
+
+    def __init__(self) -> None:
+        self.end: int | None = 10
+        self.spec = AppSpec("made-up", "127.0.0.1:1", (SourceSpec("in", 1),), Path("/tmp/made-up"))
+        self.app = SimpleNamespace(
+            rebalancing=False,
+            tables=SimpleNamespace(recovery=SimpleNamespace(active_remaining_total=lambda: 0)),
+        )
+        self.flow_active, self.epoch, self.positions = True, 1, {TP0: 10}
+
+    def assignment(self) -> set[TP]:
+        return {TP0}
+
+    def is_source(self, tp: TP) -> bool:
+        return True
+
+    async def log_ends(self, tps: object, timeout_s: float) -> dict[TP, int]:
+        if self.end is None:
+            raise TimeoutError
+        return {TP0: self.end}
+
+    def view(self, tp: TP, end: int | None) -> PartitionView:
+        return view(end=end, processed=10)
