@@ -6,9 +6,11 @@ Spec: §7.
 from collections.abc import Sequence
 
 from qim_streams import limits
+from qim_streams.command_pipe import CommandPipe
 from qim_streams.errors import StoreUnavailable
 from qim_streams.gateway.ports import DEFAULT_LOGIN, DeviceKey, Login, Newest, Opened
 from qim_streams.redis_tier import RedisClient, Script, translate, translated
+from qim_streams.script_pipe import ScriptPipe
 
 TOUCH_MAX = 500  # script calls in one pipeline
 NOTHING = "-"  # no id begins with it
@@ -18,7 +20,7 @@ class RedisDeviceSessions:
     """`DeviceSessions` on Redis."""
 
     def __init__(self, client: RedisClient, devices_max: int = limits.DEVICES_MAX) -> None:
-        self._client, self._max = client, devices_max
+        self._client, self._pipe, self._max = client, ScriptPipe(client), devices_max
         self._script = Script.load("qim_streams.gateway", "device_session.lua")
 
     async def open(self, device: DeviceKey, now_ms: int, login: Login = DEFAULT_LOGIN) -> Opened:
@@ -29,7 +31,7 @@ class RedisDeviceSessions:
             *(login.policy, login.platform or NOTHING, resumes),
         )
         async with translated("device sessions"):
-            epoch, *words = await self._script.call(self._client, [_key(device)], args)
+            epoch, *words = await self._pipe.call(self._script, [_key(device)], args)
         if not epoch:
             return Opened(0, ended_by=words[0].decode())
         names = [name.decode() for name in words[::2]]
@@ -56,12 +58,12 @@ class RedisShardEpochs:
     """`sync.ports.ShardEpochs` on Redis: ``{s:<shard>}:epoch``, written by the lease store."""
 
     def __init__(self, client: RedisClient) -> None:
-        self._client = client
+        self._reads = CommandPipe(client)
 
     async def current(self, shard: int) -> int:
         """See `ShardEpochs.current`."""
         async with translated(f"s:{shard}"):
-            value = await self._client.get(f"{{s:{shard}}}:epoch")
+            (value,) = await self._reads.run(("GET", f"{{s:{shard}}}:epoch"))
         if value is None:
             return 0
         if not value.isdigit():

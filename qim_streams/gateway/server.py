@@ -20,6 +20,7 @@ from typing import Any, Final
 from aiohttp import WSCloseCode, WSMsgType, web
 from aiohttp.abc import AbstractStreamWriter
 
+from qim_streams.gateway.acceptor import Acceptor
 from qim_streams.gateway.outbound import TRANSPORT_BYTES_MAX, Cork, Outbound
 from qim_streams.gateway.services import Services
 from qim_streams.gateway.session import ClientSession
@@ -35,7 +36,6 @@ GOODBYE_MIN_MS: Final = 500
 GOODBYE_SPREAD_MS: Final = 3_000  # clients come back within this time, by chance
 DRAIN_ANSWERS_S: Final = 3.0
 DRAIN_STEP_S: Final = 0.02
-BACKLOG: Final = 1_024
 _ENDS: Final = frozenset({WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED, WSMsgType.ERROR})
 
 
@@ -121,6 +121,7 @@ class GatewayServer:
         self._handlers: set[Any] = set()  # HTTP protocols that became sockets
         self._seen: dict[Any, float] = {}
         self._runner: web.AppRunner | None = None
+        self._acceptor: Acceptor | None = None
         self.port = 0
 
     async def start(self) -> None:
@@ -134,9 +135,9 @@ class GatewayServer:
         )
         await self._runner.setup()
         settings = self._all.settings
-        site = web.TCPSite(self._runner, settings.gateway_host, settings.gateway_port, backlog=BACKLOG)
-        await site.start()
-        self.port = self._runner.addresses[0][1]
+        assert self._runner.server is not None
+        self._acceptor = Acceptor(self._runner.server, PATH, self._all.crowded_ms, self._refused)
+        self.port = await self._acceptor.start(settings.gateway_host, settings.gateway_port)
 
     def refuse_new(self) -> None:
         """Nobody is let in any more; not ready."""
@@ -160,6 +161,9 @@ class GatewayServer:
 
     async def close(self) -> None:
         """Stop listening."""
+        acceptor, self._acceptor = self._acceptor, None
+        if acceptor is not None:
+            acceptor.close()
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
@@ -178,9 +182,9 @@ class GatewayServer:
 
     async def _connect(self, request: web.Request) -> web.StreamResponse:
         settings, counters = self._all.settings, self._all.counters
-        wait_ms = 1_000 if self._all.draining else self._all.crowded_ms()
+        wait_ms = self._all.crowded_ms()
         if wait_ms:
-            counters.connections_refused += 1
+            self._refused()
             raise web.HTTPServiceUnavailable(headers={"Retry-After": str(math.ceil(wait_ms / 1_000))})
         ws = web.WebSocketResponse(
             protocols=SUBPROTOCOLS,
@@ -210,6 +214,9 @@ class GatewayServer:
             self._handlers.discard(request.protocol)
             counters.sockets -= 1
         return ws
+
+    def _refused(self) -> None:
+        self._all.counters.connections_refused += 1
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")

@@ -4,10 +4,12 @@ Spec: §6, §7.
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from qim_streams.gateway.crowd import Crowd
 from qim_streams.gateway.logins import Logins
 from qim_streams.gateway.metrics import GatewayCounters
 from qim_streams.gateway.ports import DeviceSessions, WriterLinks
@@ -27,8 +29,7 @@ from qim_streams.sync.pull import PullService
 from qim_streams.sync.service import SyncService
 
 AUTHS_AT_ONCE_MAX: Final = 64  # sign-ons that ask the stores at once; more wait for their turn
-AUTHS_WAITING_MAX: Final = 512  # a second or so of work; whoever comes then is sent away at once
-CROWD_SPREAD_MS: Final = 10_000  # within which those come again
+DRAINING_MS: Final = 1_000  # until another gateway is asked
 PULLS_AT_ONCE_MAX: Final = 64  # in the whole gateway: bounds the memory that bodies take
 FILLS_AT_ONCE_MAX: Final = 32  # beside the pulls: who is online already must not wait behind who syncs
 SYNCING_QUIET: Final = 100  # sessions that may sync at once before others are asked to wait
@@ -65,7 +66,7 @@ class Services:
     # In turn: if thousands went side by side, all would end late together, past the deadline of AUTH, and
     # what was read for them would be read again and again.
     auth_slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AUTHS_AT_ONCE_MAX))
-    auths_waiting: int = 0  # sign-ons with a good token that are not answered yet
+    crowd: Crowd = field(default_factory=lambda: Crowd(time.monotonic))
     fill_slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(FILLS_AT_ONCE_MAX))
     readiness: Readiness = field(default_factory=Readiness)  # what besides the pushes is in the way
 
@@ -76,14 +77,8 @@ class Services:
         return self.mappings.current.home(tenant_id, user_id, ordinal)
 
     def crowded_ms(self) -> int:
-        """When somebody who wants to sign on now should come again; 0: now is fine.
-
-        Beyond a second of work a queue only makes everybody late: past their deadlines, what was done for
-        them is thrown away and asked for again. To be sent away costs a tenth of being let in.
-        """
-        if self.auths_waiting < AUTHS_WAITING_MAX:
-            return 0
-        return 1_000 + int(self.random() * CROWD_SPREAD_MS)
+        """When somebody who wants to sign on now should come again; 0: now is fine."""
+        return DRAINING_MS if self.draining else self.crowd.again_ms()
 
     def sync_delay_ms(self) -> int:
         """In a storm of reconnects the pulls are spread by chance; nobody waits in quiet times."""

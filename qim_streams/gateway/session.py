@@ -201,16 +201,17 @@ class ClientSession:
     async def _authenticate(self, frame: Auth) -> None:
         if self._all.draining:
             raise SyncVerdict("SHUTTING_DOWN", "this gateway is about to stop")
-        claims = self._all.tokens.verify(frame.access_token)
-        wait_ms = self._all.crowded_ms()
+        crowd = self._all.crowd
+        wait_ms = crowd.again_ms()
         if wait_ms:
             raise AdmissionRefused("OVERLOADED", "too many sign on at once", retry_after_ms=wait_ms)
-        self._all.auths_waiting += 1
+        claims = self._all.tokens.verify(frame.access_token)
+        crowd.enter()
         try:
             async with self._all.auth_slots:
                 await self._sign_on(frame, claims.tenant_id, claims.user_id)
         finally:
-            self._all.auths_waiting -= 1
+            crowd.leave()
 
     async def _sign_on(self, frame: Auth, tenant_id: str, user_id: str) -> None:
         (ordinal,) = await self._all.ordinals.assign(tenant_id, [user_id])

@@ -58,6 +58,7 @@ class LeanSocket(asyncio.Protocol):
         self._out: list[bytes] = []
         self._is_open = False
         self._close_code: int | None = None
+        self.retry_after_ms: int | None = None  # what a server that let nobody in asked for
 
     # -- for the owner
 
@@ -89,7 +90,7 @@ class LeanSocket(asyncio.Protocol):
 
     def close(self) -> None:
         """Close now; `on_lost` follows."""
-        if self._transport is not None:
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.write(header(_CLOSE, 0))
             self._transport.close()
 
@@ -146,6 +147,7 @@ class LeanSocket(asyncio.Protocol):
         accept = base64.b64encode(hashlib.sha1(self._key + _GUID, usedforsecurity=False).digest())
         status, _, fields = head.partition(b"\r\n")
         if b" 101 " not in status + b" " or accept not in fields:
+            self.retry_after_ms = _retry_after_ms(fields)
             self._refuse(status.decode(errors="replace"))
             return b""
         if self._opened.done():  # given up while this was being read
@@ -197,3 +199,12 @@ class LeanSocket(asyncio.Protocol):
             self.close()
         elif first != 0x80 | _PONG:
             raise ProtocolError("BAD_FRAME", f"a WebSocket frame with first byte {first:#x}")
+
+
+def _retry_after_ms(fields: bytes) -> int | None:
+    """The header Retry-After in seconds; None without one."""
+    for line in fields.split(b"\r\n"):
+        name, _, value = line.partition(b":")
+        if name.strip().lower() == b"retry-after" and value.strip().isdigit():
+            return int(value) * 1_000
+    return None

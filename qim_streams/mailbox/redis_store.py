@@ -19,21 +19,22 @@ import struct
 import sys
 from array import array
 from collections.abc import Sequence
-from typing import Any
 
 import msgpack
 
+from qim_streams.command_pipe import CommandPipe
 from qim_streams.errors import Outcome, StoreError
 from qim_streams.mailbox import watermark as rule
 from qim_streams.mailbox.entries import check_size
 from qim_streams.mailbox.kept import KeptPositions
 from qim_streams.mailbox.ports import EntryGroup, StoredEntry, Stretch, WatermarkState
 from qim_streams.mailbox.watermark import Marks
-from qim_streams.redis_tier import RedisClient, Script, exchange, translate, translated, type_args
+from qim_streams.redis_tier import RedisClient, Script, translated, type_args
 from qim_streams.script_pipe import ScriptPipe
 
 _ID_OFFSET = 1
 _FIELD = b"e"
+_STATE = ("w", "epoch", "open", "steps", "promised")
 _U32 = struct.Struct("<I")
 
 
@@ -41,7 +42,7 @@ class RedisMailboxStore:
     """`MailboxStore` on the hot tier. Holds no state of its own; safe to share in one event loop."""
 
     def __init__(self, client: RedisClient, *, mailbox_entries_max: int = 0) -> None:
-        self._client, self._pipe = client, ScriptPipe(client)
+        self._client, self._pipe, self._reads = client, ScriptPipe(client), CommandPipe(client)
         self._bound = mailbox_entries_max
         self._write = Script.load("qim_streams.mailbox", "mailbox.lua")
         self._trim = Script.load("qim_streams.mailbox", "trim.lua")
@@ -94,11 +95,8 @@ class RedisMailboxStore:
 
     async def watermarks(self, shards: Sequence[int]) -> list[WatermarkState]:
         """See `MailboxStore.watermarks`."""
-        pipe = self._client.pipeline(transaction=False)
-        for shard in shards:
-            pipe.hmget(f"{{s:{shard}}}:w", "w", "epoch", "open", "steps", "promised")
         async with translated("mailbox watermarks"):
-            rows = await pipe.execute()
+            rows = await self._reads.run(*[("HMGET", f"{{s:{shard}}}:w", *_STATE) for shard in shards])
         return [_state(row) for row in rows]
 
     async def watermark(self, shard: int) -> WatermarkState:
@@ -113,7 +111,7 @@ class RedisMailboxStore:
             return []
         key, first, last = _range(shard, tenant_id, ordinal, after_seq, up_to_seq)
         async with translated(f"s:{shard}"):
-            rows: Any = await self._client.xrange(key, first, last, count=limit)
+            (rows,) = await self._reads.run(("XRANGE", key, first, last, "COUNT", limit))
         return [_entry(row_id, fields) for row_id, fields in rows]
 
     async def anything(self, stretches: Sequence[Stretch]) -> list[bool]:
@@ -127,10 +125,7 @@ class RedisMailboxStore:
             commands.append(("HGET", f"{{s:{one.shard}}}:trim:{one.tenant_id}", one.ordinal))
         commands += [("HGET", f"{{s:{shard}}}:w", "floor") for shard in shards]
         async with translated("mailboxes"):
-            answers = await exchange(self._client, commands)
-        for answer in answers:
-            if isinstance(answer, BaseException):
-                raise translate(answer, "mailboxes") from answer
+            answers = await self._reads.run(*commands)
         end = 2 * len(stretches)
         floors = dict(zip(shards, answers[end:], strict=True))
         return [
@@ -149,11 +144,9 @@ class RedisMailboxStore:
 
     async def trim_watermark(self, shard: int, tenant_id: str, ordinal: int) -> int:
         """See `MailboxStore.trim_watermark`."""
-        pipe = self._client.pipeline(transaction=False)
-        pipe.hget(f"{{s:{shard}}}:trim:{tenant_id}", str(ordinal))
-        pipe.hget(f"{{s:{shard}}}:w", "floor")
+        trim = ("HGET", f"{{s:{shard}}}:trim:{tenant_id}", ordinal)
         async with translated(f"s:{shard}"):
-            values = await pipe.execute()
+            values = await self._reads.run(trim, ("HGET", f"{{s:{shard}}}:w", "floor"))
         return max((int(value) for value in values if value is not None), default=rule.NOTHING)
 
     async def promise(
@@ -195,9 +188,9 @@ def _state(row: list[bytes | None]) -> WatermarkState:
     )
 
 
-def _entry(row_id: bytes, fields: Any) -> StoredEntry:
+def _entry(row_id: bytes, fields: Sequence[bytes]) -> StoredEntry:
     seq, ordinal = row_id.split(b"-")
-    value = fields.get(_FIELD)
+    value = fields[1] if fields[0] == _FIELD else None
     if value is None:
         raise StoreError(f"mailbox entry {row_id.decode()} has no value", Outcome.NOT_APPLIED)
     return StoredEntry(int(seq) - _ID_OFFSET, int(ordinal) - _ID_OFFSET, bytes(value))

@@ -142,6 +142,10 @@ class Away:
             await socket.open(OPTIONS.connect_timeout_s)
         except TimeoutError:
             raise Refused("connect: timeout") from None
+        except ProtocolError:
+            if socket.retry_after_ms is None:
+                raise
+            raise Refused("503 with Retry-After", socket.retry_after_ms) from None
 
     async def _sync(self) -> None:
         auth = await self._auth()

@@ -10,8 +10,8 @@ import aiohttp
 import jwt
 import pytest
 
+from qim_streams.gateway.crowd import AGAIN_MIN_MS
 from qim_streams.gateway.ports import DeviceKey
-from qim_streams.gateway.services import AUTHS_WAITING_MAX
 from qim_streams.gateway.shard import SILENCE_S
 from qim_streams.gateway.tokens import mint_token
 from qim_streams.ownership.ports import Grant
@@ -138,18 +138,20 @@ async def test_a_session_replaced_elsewhere_ends() -> None:
 async def test_a_crowd_is_sent_away_before_it_makes_everybody_late(world: GatewayWorld) -> None:
     """I10: no handshakes while a second of sign-ons waits; who is inside is told when to come again."""
     async with await WireClient.connect(world.url) as inside:
-        world.services.auths_waiting = AUTHS_WAITING_MAX
+        for _ in range(world.services.crowd.room):
+            world.services.crowd.enter()
         refusal = await inside.call(Auth(1, token("ben"), "phone", None))
         assert (type(refusal), refusal.name) == (Error, "OVERLOADED")
-        assert refusal.retry_after_ms >= 1_000
+        assert refusal.retry_after_ms >= AGAIN_MIN_MS
         with pytest.raises(aiohttp.WSServerHandshakeError) as sent_away:
             await WireClient.connect(world.url)
         assert sent_away.value.status == 503
         assert sent_away.value.headers is not None
-        assert 1 <= int(sent_away.value.headers["Retry-After"]) <= 11
-        world.services.auths_waiting = 0
+        assert 1 <= int(sent_away.value.headers["Retry-After"]) <= 2
+        while world.services.crowd.waiting:
+            world.services.crowd.leave()
         await inside.sign_on("ben")
-    assert world.services.auths_waiting == 0
+    assert world.services.crowd.waiting == 0
 
 
 async def test_presence_is_announced_refreshed_and_taken_back() -> None:
