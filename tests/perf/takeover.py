@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from qim_streams.client import ClientOptions, Delivery, MemoryStore, MessageReceived, QimClient
-from tests.support.processes import ExtraWorker
+from tests.support.processes import stand_by
 from tests.support.stack import StackProcess
 from tests.support.waiting import eventually
 
@@ -109,8 +109,8 @@ class Rounds:
         """The figures of `rounds` strikes at a role."""
         other = None
         if how == "lost":
-            other = ExtraWorker(self._stack, role, STAND_BY_SLOT, {"QIM_NODE_ID": "node-2"})
-            await eventually(other.is_ready if role != "writer" else lambda: True, GIVE_UP_S, "the stand-by")
+            other = stand_by(self._stack, role, STAND_BY_SLOT)
+            await eventually(other.serves, GIVE_UP_S, "the stand-by")
         found = []
         try:
             for number in range(rounds):

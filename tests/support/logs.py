@@ -101,6 +101,20 @@ def read_outbox(brokers: str, tenant_id: str, prefix: str) -> list[Logged]:
     return sorted(found, key=lambda one: (one.partition, one.offset))
 
 
+def count_left_out(brokers: str) -> int:
+    """How many Outbox records lie behind the barrier of a newer epoch, and so count for nobody."""
+    fences: dict[int, int] = {}
+    count = 0
+    for record in read_topic(brokers, OUTBOX):
+        fence = fences.get(record.partition(), 0)
+        epoch = barrier_epoch(record.key(), record.value())
+        if epoch is not None:
+            fences[record.partition()] = max(epoch, fence)
+        elif decode_outbox(record.value()).fencing_epoch < fence:
+            count += 1
+    return count
+
+
 class HotTier:
     """A few questions to the Redis of a stack."""
 

@@ -50,6 +50,12 @@ def processes_of(state_dir: Path) -> dict[int, str]:
     return found
 
 
+def stand_by(stack: StackProcess, role: str, slot: int) -> "ExtraWorker":
+    """A worker of a stream role, or a writer, under the name of another node."""
+    settings = {"QIM_NODE_ID": "node-2", "QIM_WRITER_PORT": "0", "QIM_METRICS_PORT": "0"}
+    return ExtraWorker(stack, role, slot, settings)
+
+
 class ExtraWorker:
     """Another worker of a stream role, in the same consumer group, outside the supervisor."""
 
@@ -78,6 +84,15 @@ class ExtraWorker:
         """Whether it has its partitions; AssertionError when it ended."""
         assert self.exit_code is None, f"{self.name} ended with {self.exit_code}"
         return self._ready.exists() and self._ready.read_text().strip() == str(self._popen.pid)
+
+    def serves(self) -> bool:
+        """Whether it has taken up its work, also as a writer; AssertionError when it ended."""
+        assert self.exit_code is None, f"{self.name} ended with {self.exit_code}"
+        return (self._ready.exists() and self.is_ready()) or ": serving, " in self.said()
+
+    def said(self) -> str:
+        """Its log."""
+        return (self._ready.parent / "worker.log").read_text(errors="replace")
 
     def leave(self) -> int:
         """SIGTERM, and its exit code."""
