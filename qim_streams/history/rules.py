@@ -9,7 +9,8 @@ message of the page or lies in one of its breaks, which say why there is none:
 
 * ``before_join``: said before the user first was a member, and the group does not show that to newcomers;
 * ``not_member``: said between a leave and the next join;
-* ``deleted``: the user has deleted it for himself, one by one or with all that is below;
+* ``deleted``: the user has deleted it for himself, one by one or with all that is below, or it changes a
+  message that he has deleted;
 * ``unused``: the number was given out and no message has it, in either tier;
 * ``unreadable``: there is a record, and its bytes cannot be understood.
 
@@ -28,6 +29,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from qim_streams.membership.ports import Intervals
+from qim_streams.wire.events import target_in_body
 
 BEFORE_JOIN, NOT_MEMBER, UNUSED, UNREADABLE = "before_join", "not_member", "unused", "unreadable"
 DELETED = "deleted"
@@ -102,6 +104,18 @@ class Scope:
     def promised_seq(self) -> int:
         """The last number that this user will be able to read once what is RESERVED is settled."""
         return self._bounded(self.allocated_seq)
+
+    def hides(self, seq: int, body: bytes | None) -> bool:
+        """Whether the user has deleted what a number holds: a message, or the one that it edits or recalls.
+
+        An edit has the text of its message, so it goes with it, whenever it was made.
+        """
+        if seq in self.deleted:
+            return True
+        if body is None or not (self.deleted or self.cleared_to_seq):
+            return False
+        target = target_in_body(body)
+        return target is not None and (target <= self.cleared_to_seq or target in self.deleted)
 
     def _bounded(self, seq: int) -> int:
         end = self.ranges[-1][1]
@@ -187,7 +201,7 @@ class PageWalk:
         ascending = range(span.low, span.high + 1)
         for seq in ascending if self._query.newer else reversed(ascending):
             body = bodies.get(seq)
-            if seq in self._scope.deleted:
+            if self._scope.hides(seq, body):
                 self._mark(seq, seq, DELETED)
             elif body is None:
                 self._mark(seq, seq, UNREADABLE if seq in unreadable else UNUSED)

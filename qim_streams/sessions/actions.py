@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 from qim_streams import limits
 from qim_streams.errors import AdmissionRefused, StoreUnavailable
 from qim_streams.sessions import rules
+from qim_streams.sessions.known_tails import activity_in
 from qim_streams.sessions.ports import (
     HeadQuery,
     SessionUser,
@@ -194,7 +195,7 @@ class UserActions:
             head, (data, before) = there[0], stored
             if head.member is None:
                 raise AdmissionRefused("NOT_MEMBER", "you never were a member of the conversation")
-            found = Found(conversation_id, head.activity, before, *there)
+            found = Found(conversation_id, activity_in(*there), before, *there)
             now = self._now_ms()
             after = rule(before, view_of(found))
             if data is None and after != before:

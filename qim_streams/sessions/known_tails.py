@@ -13,7 +13,9 @@ Spec: §9.
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from qim_streams.hlc import millis_of
 from qim_streams.lru import LruMap
+from qim_streams.records import KIND_MESSAGE
 from qim_streams.sessions.ports import HeadQuery, HeadView
 from qim_streams.sessions.rules import TailMessage
 from qim_streams.sessions.tails import readable
@@ -32,6 +34,20 @@ class Tail(NamedTuple):
     seq: int
     last_id: bytes
     messages: tuple[TailMessage | None, ...]
+
+
+def activity_in(head: HeadView, tail: Tail) -> int:
+    """The time of the newest plain message, ms: edits and recalls have numbers, and move nothing.
+
+    Where the tail holds nothing else, that of the oldest operation in it: no less than the right one.
+    """
+    at = head.activity
+    for message in tail.messages:
+        if message is not None:
+            at = min(at, millis_of(message.message_id))
+            if message.kind == KIND_MESSAGE:
+                break
+    return at
 
 
 class KnownTails:

@@ -89,22 +89,6 @@ class Folder:
                 dispatch.conversation_seq,
             )
 
-    def merge(self, later: "Folder") -> None:
-        """Fold in what another folder, of later records, holds."""
-        for tenant, lanes in later._lanes.items():
-            mine = self._lanes.setdefault(tenant, [{} for _ in range(LANES)])
-            for into, found in zip(mine, lanes, strict=True):
-                for key, row in found.items():
-                    before = into.get(key)
-                    if before is not None:
-                        row = row._replace(
-                            activity=max(row.activity, before.activity),
-                            first_seq=min(row.first_seq, before.first_seq),
-                        )
-                    into[key] = row
-        for of, message in later._wide.items():
-            self._wide.setdefault(of, message)
-
     def folded(self) -> Folded:
         """Everything added so far."""
         rows = {

@@ -19,6 +19,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from qim_streams.sessions.known_tails import activity_in
 from qim_streams.sessions.ports import (
     Candidate,
     CandidatePage,
@@ -141,11 +142,12 @@ class SessionLists:
     async def _placed(self, user: SessionUser, wide: Sequence[Candidate]) -> list[Candidate]:
         """Wide conversations with the activity of their heads, where the user is still a member."""
         newest = sorted(wide, key=lambda one: one.activity, reverse=True)[:WIDE_MAX]
-        none_above = [(user.user_id, HeadQuery(one.conversation_id, 2**53)) for one in newest]
-        heads = await self.rows.heads(user.tenant_id, none_above)
+        heads = await self.rows.heads(
+            user.tenant_id, [(user.user_id, HeadQuery(one.conversation_id, 0)) for one in newest]
+        )
         return [
             one if head is None or head[0].member is None or not head[0].member.active
-            else one._replace(activity=max(one.activity, head[0].activity))
+            else one._replace(activity=max(one.activity, activity_in(*head)))
             for one, head in zip(newest, heads, strict=True)
         ]  # fmt: skip
 

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from qim_streams import limits
 from qim_streams.lru import LruMap
-from qim_streams.sessions.known_tails import KnownTails, Tail
+from qim_streams.sessions.known_tails import KnownTails, Tail, activity_in
 from qim_streams.sessions.ports import (
     Candidate,
     ConversationHeads,
@@ -243,5 +243,5 @@ def _row(user: SessionUser, one: Found, walk: TailWalk, peer: bytes | None) -> L
         other = SessionUser(user.tenant_id, head.peer_id, head.peer_ordinal)
         read_seq = state_of(other, one.conversation_id, peer).read_seq
     named = tuple(walk.mention_seqs[: limits.SESSION_MENTIONS_MAX])
-    activity = one.activity or head.activity
+    activity = one.activity or activity_in(head, one.tail)
     return ListRow(walk.view, activity, walk.unread(), walk.last, read_seq, named)

@@ -1,9 +1,11 @@
 """TailCompactor: session lists kept by the mailbox worker itself, out of the records that it has written.
 
 It is fed each batch once W covers it, so what it folds is the contiguous prefix at or below W; it decodes and
-reads nothing itself. Rows are folded by (user, conversation) and flushed after `window_s` or `events_max`
-recipients, whichever comes first: one script call per tenant and lane with all rows of its users, then the
-shards' checkpoints. Rows, registrations, wide conversations and checkpoints are those of `SessionProjection`.
+reads nothing itself. Rows are folded by (user, conversation), lane by lane, and a lane is flushed after
+`window_s` or `events_max` recipients of its own, whichever comes first (`lane_windows`). What is due together
+is written together: one script call per tenant and lane with all rows of its users, in one pipeline, then the
+shards' checkpoints, up to what no lane holds. Rows, registrations, wide conversations and checkpoints are
+those of `SessionProjection`.
 
 Nothing here holds the mailbox stage: flushing is a task of its own. A store that is away lets the window grow
 up to `ROWS_MAX` recipients; beyond, and when a checkpoint was lost or a worker died with an open window,
@@ -15,18 +17,19 @@ Spec: §9.
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 
 from qim_streams.errors import QimError, StoreUnavailable
 from qim_streams.mailbox.members import Addressed
+from qim_streams.sessions.lane_windows import LaneWindows
 from qim_streams.sessions.projection import SessionProjection
-from qim_streams.sessions.projection_rules import Folder
 
 log = logging.getLogger(__name__)
 
 WINDOW_S = 5.0
-EVENTS_MAX = 512
-ROWS_MAX = 200_000
+EVENTS_MAX = 512  # of one lane
+ROWS_MAX = 200_000  # of all lanes together
 RETRY_S = 0.5
 
 
@@ -42,10 +45,8 @@ class TailCompactor:
         events_max: int = EVENTS_MAX,
     ) -> None:
         self._projection, self._wide_above = projection, wide_above
-        self._window_s, self._events_max = window_s, events_max
+        self._windows = LaneWindows(wide_above, window_s, events_max)
         self._starts: dict[int, int] = {}  # shards that were begun and are not adopted yet
-        self._through: dict[int, int] = {}  # what the open window holds of each shard
-        self._folder, self._events = Folder(wide_above), 0
         self._due = asyncio.Event()
         self._flushing = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -60,25 +61,23 @@ class TailCompactor:
 
     def feed(self, shard: int, records: Sequence[Addressed]) -> None:
         """See `Tail.feed`."""
-        self._through[shard] = records[-1].offset
-        if self._events > ROWS_MAX:
-            log.error("session lists begin a new epoch: the store is away, %d rows wait", self._events)
-            self._give_up(list(self._through))
-            return
-        self._folder.add(shard, records)
-        self._events += sum([min(len(one.members), self._wide_above) for one in records])
-        if self._events >= self._events_max:
+        windows = self._windows
+        if windows.events > ROWS_MAX:
+            log.error("session lists begin a new epoch: the store is away, %d rows wait", windows.events)
+            windows.fed[shard] = records[-1].offset
+            self._give_up(list(windows.fed))
+        elif windows.add(shard, records, time.monotonic()):
             self._due.set()
 
     async def release(self, shards: frozenset[int]) -> None:
         """See `Tail.release`. One attempt: else the next one begins an epoch."""
         try:
-            await self._flush()
+            await self._flush(None)
         except QimError as error:
             log.warning("session lists of shards %s are behind as they leave: %s", sorted(shards), error)
         for shard in shards:
             self._starts.pop(shard, None)
-            self._through.pop(shard, None)
+        self._windows.forget(shards)
         await self._projection.release(shards)
 
     async def close(self) -> None:
@@ -93,13 +92,13 @@ class TailCompactor:
     async def _run(self) -> None:
         while True:
             try:
-                async with asyncio.timeout(self._window_s):
+                async with asyncio.timeout(self._windows.next_due(time.monotonic())):
                     await self._due.wait()
             except TimeoutError:
-                pass  # the window is over with few events in it
+                pass  # a lane's time may have come, with few events in it
             self._due.clear()
             try:
-                await self._flush()
+                await self._flush(time.monotonic())
             except StoreUnavailable as error:
                 log.warning("session lists have to wait: %s", error)
                 await asyncio.sleep(RETRY_S)
@@ -113,27 +112,25 @@ class TailCompactor:
         for shard in shards:
             served = self._projection.served.get(shard)
             handled = -1 if served is None else served.handled
-            self._starts[shard] = (
-                max(handled, self._through.get(shard, -1), self._starts.get(shard, 0) - 1) + 1
-            )
-        self._folder, self._events = Folder(self._wide_above), 0
-        self._through.clear()
+            fed = self._windows.fed.get(shard, -1)
+            self._starts[shard] = max(handled, fed, self._starts.get(shard, 0) - 1) + 1
+        self._windows.clear()
 
-    async def _flush(self) -> None:
-        """Write the window; StoreUnavailable leaves it open, with what came meanwhile."""
+    async def _flush(self, now_s: float | None) -> None:
+        """Write what is due, all of it without a time; StoreUnavailable leaves it open."""
         async with self._flushing:
             for shard, start in list(self._starts.items()):
                 await self._projection.adopt(shard, start)
                 self._starts.pop(shard, None)
-            folder, through, events = self._folder, self._through, self._events
+            windows = self._windows
+            taken = windows.take(now_s)
+            served = self._projection.served
+            through = {shard: at for shard, at in windows.through().items() if shard in served}
             if not through:
                 return
-            self._folder, self._through, self._events = Folder(self._wide_above), {}, 0
             try:
-                await self._projection.write(folder.folded(), through)
+                await self._projection.write(taken.folded(self._wide_above), through)
                 await self._projection.checkpoint(list(through))
             except QimError:
-                folder.merge(self._folder)
-                self._folder, self._through = folder, through | self._through
-                self._events += events
+                windows.put_back(taken)
                 raise

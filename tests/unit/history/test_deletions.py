@@ -5,6 +5,8 @@ import random
 import pytest
 
 from qim_streams.history.rules import DELETED, UNUSED, HistoryPage, PageQuery, PageWalk, Scope
+from qim_streams.records import MessageRecord
+from qim_streams.wire.events import common_body
 
 SEEDS = range(60)
 
@@ -52,3 +54,40 @@ def test_deletes_do_not_cost_reads() -> None:
     scope = Scope(((0, None),), 40, 40, 0, frozenset(range(2, 41, 2)))
     walk = PageWalk(scope, PageQuery(True, None, 100, 10**6))
     assert walk.next_span(64) == (1, 40)
+
+
+def test_an_edit_goes_with_the_message_that_was_deleted() -> None:
+    """It has the text of its message; whether it was made before the delete or after it does not matter."""
+
+    def body(seq: int, kind: int = 0, target: int = 0) -> bytes:
+        identity, extra = seq.to_bytes(16, "big"), (0, target, 1) if kind else ()
+        return common_body(
+            MessageRecord(
+                seq,
+                1,
+                "acme",
+                "c",
+                identity,
+                identity,
+                "ben",
+                1,
+                "d",
+                "m",
+                1,
+                9,
+                kind,
+                0,
+                b"target_seq",
+                extra,
+            )
+        )
+
+    bodies = {1: body(1), 2: body(2), 3: body(3), 4: body(4, 1, 1), 5: body(5, 1, 2), 6: body(6, 2, 3)}
+    query = PageQuery(True, None, 100, 10**6)
+    one = page_of(Scope(((0, None),), 6, 6, 0, frozenset({2})), query, bodies)
+    assert one.messages == [bodies[1], bodies[3], bodies[4], bodies[6]]
+    assert one.breaks == [(2, 2, DELETED), (5, 5, DELETED)]
+    floor = page_of(Scope(((0, None),), 6, 6, 2), query, bodies)
+    assert floor.messages == [bodies[3], bodies[6]]
+    assert floor.breaks == [(1, 2, DELETED), (4, 5, DELETED)]
+    assert len(page_of(Scope(((0, None),), 6, 6), query, bodies).messages) == 6

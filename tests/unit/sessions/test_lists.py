@@ -236,13 +236,18 @@ async def test_filters_and_pins(world: SessionWorld) -> None:
 
 
 async def test_wide_conversations_stand_where_their_heads_are(world: SessionWorld) -> None:
-    """Their rows may be behind: the newest message of the head decides."""
+    """Their rows may be behind: the newest message decides. An edit of it or a recall moves nothing."""
     for number in range(4):
         await chat_of(world, "ann", "ben", name=f"g{number}", activity=10 * (number + 1))
     world.past.group({"ann": ALWAYS, "ben": ALWAYS}, chat="wide")
     await world.saw("ann", "wide", 1, wide=True)
-    world.say("wide", "ben")
-    world.past.tier.partition(0).heads[TENANT, "wide"].last_id = (25).to_bytes(6, "big") + bytes(10)
+    state = world.past.tier.partition(0)
+    for seq, (at, kind) in enumerate([(25, 0), (35, 1), (45, 2)], 1):
+        world.say("wide", "ben", kind=kind)
+        identity = at.to_bytes(6, "big") + bytes(10)
+        rows = state.records[TENANT, "wide"]
+        rows[seq] = decode_message(rows[seq])._replace(message_id=identity).encode()
+        state.heads[TENANT, "wide"].last_id = identity
     seen, cursor = [], ""
     while True:
         page = await world.page("ann", cursor or None, limit=1)
