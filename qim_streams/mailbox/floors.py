@@ -61,6 +61,11 @@ class WatermarkFloors:
         data = self._table.read(shard, floor_key(shard))
         return UNKNOWN_EPOCH if data is None else decode_floor(data).since_epoch
 
+    def epoch(self, shard: int) -> int:
+        """The epoch of who wrote last; `UNKNOWN_EPOCH`: nobody did."""
+        data = self._table.read(shard, floor_key(shard))
+        return UNKNOWN_EPOCH if data is None else decode_floor(data).epoch
+
     def write(self, shard: int, stands: Marks, epoch: int, at_ms: int) -> None:
         """Set the lanes to `stands`; durable after `barrier`. The first writer of a log says since when."""
         lanes = rule.lanes_of(stands)

@@ -96,8 +96,18 @@ def resource(shard: int) -> str:
 class ShardLeases:
     """Leases of the shards of one worker, and the task that watches over them."""
 
-    def __init__(self, leases: LeaseStore, store: MailboxStore, terms: LeaseTerms, die: Die) -> None:
+    def __init__(
+        self,
+        leases: LeaseStore,
+        store: MailboxStore,
+        terms: LeaseTerms,
+        die: Die,
+        epoch_floor: Callable[[int], int] = lambda shard: 0,
+    ) -> None:
+        """`epoch_floor`: the highest epoch of a shard that a log has seen; nobody else gets it again."""
         self._leases, self._store, self._terms, self.die = leases, store, terms, die
+        self._epoch_floor = epoch_floor
+        self._ours: dict[int, int] = {}  # the last epoch of each shard that was granted to this process
         self._grants: dict[int, Grant] = {}
         self.served: dict[int, Shard] = {}
         self._parked: set[int] = set()
@@ -116,10 +126,14 @@ class ShardLeases:
                 answer = await self._leases.acquire(
                     resource(shard), terms.node, terms.boot, terms.address, terms.ttl_ms
                 )
-            if isinstance(answer, Grant):
-                self._grants[shard] = answer
+            grant = await self._above(shard, answer) if isinstance(answer, Grant) else None
+            if grant is not None:
+                answer = self._grants[shard] = grant
+                self._ours[shard] = grant.epoch
                 self._watch()
                 return answer.epoch
+            if isinstance(answer, Grant):
+                continue  # it was taken from us while its epoch was raised
             if not told:
                 log.info(
                     "shard %d: node %s holds the lease for %d ms more",
@@ -129,6 +143,18 @@ class ShardLeases:
                 )
                 told = True
             await asyncio.sleep(min(_WAIT_MAX_S, max(0.01, answer.remaining_ms / 1000)))
+
+    async def _above(self, shard: int, grant: Grant) -> Grant | None:
+        """`grant`, under an epoch that no log has seen from anybody else; None when it is not ours any more.
+
+        A lease store that came back from an old copy counts on from there.
+        """
+        floor, terms = self._epoch_floor(shard), self._terms
+        if floor < grant.epoch or (floor == grant.epoch and self._ours.get(shard) == floor):
+            return grant
+        metrics.ALARMS.labels("epoch_fell_back").inc()
+        log.error("P1 shard %d: epoch %d was given, the log knows %d: going above", shard, grant.epoch, floor)
+        return await self._leases.raise_epoch(grant, terms.node, terms.boot, floor)
 
     def release(self, shards: frozenset[int]) -> None:
         """Stop serving `shards`. Their leases are parked for the assignment that may follow."""

@@ -105,7 +105,8 @@ class _MailboxRole:
         messages = RedisConversationStore(
             PartitionCalls(ScriptPipe(self._redis)), settings.client_dedup_retention_s, place
         )
-        shards = ShardLeases(leases, store, terms, die)
+        floors = WatermarkFloors(self._watermarks)
+        shards = ShardLeases(leases, store, terms, die, floors.epoch)
         self._trimmer = MailboxTrimmer(
             shards.served,
             RedisAgedMailboxes(self._redis),
@@ -137,7 +138,7 @@ class _MailboxRole:
             store=store,
             leases=shards,
             progress=DispatchProgress(self._progress, settings.dispatch_progress_retention_s * 1000),
-            floors=WatermarkFloors(self._watermarks),
+            floors=floors,
             members=members,
             poison=OriginalPoison(
                 PoisonLetters(DeadLetterSink(self._app.log_producer, ROLE, letters, now_ms))

@@ -5,7 +5,7 @@ from typing import NoReturn
 
 import pytest
 
-from qim_streams.mailbox import shards
+from qim_streams.mailbox import metrics, shards
 from qim_streams.mailbox.memory_store import MemoryMailboxStore
 from qim_streams.mailbox.shards import LeaseTerms, Shard, ShardLeases
 from qim_streams.testing.memory_tier import MemoryHotTier, MemoryLeaseStore
@@ -23,12 +23,13 @@ class Bench:
         self.leases, self.store = MemoryLeaseStore(self.tier), MemoryMailboxStore()
         self.deaths: list[str] = []
 
-    def worker(self, node: str, boot: int = 1, renew_ms: int = 10**7) -> ShardLeases:
+    def worker(self, node: str, boot: int = 1, renew_ms: int = 10**7, floor: int = 0) -> ShardLeases:
         def die(why: str) -> NoReturn:
             self.deaths.append(why)
             raise Died(why)
 
-        return ShardLeases(self.leases, self.store, LeaseTerms(node, boot, node, 3_000, renew_ms), die)
+        terms = LeaseTerms(node, boot, node, 3_000, renew_ms)
+        return ShardLeases(self.leases, self.store, terms, die, lambda shard: floor)
 
     async def holder(self, shard: int) -> str | None:
         (found,) = await self.leases.holders([f"s:{shard}"])
@@ -50,6 +51,20 @@ async def test_a_new_boot_takes_over_at_once_and_an_other_node_waits(bench: Benc
     assert not waiting.done()
     bench.now_ms += 3_001
     assert await waiting == 3
+
+
+async def test_an_epoch_that_the_log_has_seen_is_not_given_again(bench: Bench) -> None:
+    """A lease store from an old copy: the owner goes above what is in the table of watermarks."""
+    before = metrics.ALARMS.labels("epoch_fell_back")._value.get()
+    worker = bench.worker("a", floor=70)
+    assert await worker.acquire(0) == 71
+    assert await worker.acquire(0) == 71, "and stays there"
+    same = bench.worker("b", floor=1)
+    assert await same.acquire(1) == 2, "an equal one is somebody else's"
+    assert metrics.ALARMS.labels("epoch_fell_back")._value.get() == before + 2
+    own = bench.worker("c", floor=1)
+    own._ours[2] = 1  # what it wrote itself before a rebalance
+    assert await own.acquire(2) == 1
 
 
 async def test_a_rebalance_keeps_the_epoch_of_what_comes_back(
