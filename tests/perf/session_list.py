@@ -3,9 +3,11 @@
     python -m tests.perf.session_list [--conversations N] [--page N] [--unread N] [--readers N] [--seconds S]
 
 One user with many conversations (half of them direct chats) on a private Redis; `readers` ask for the first
-page again and again, from heads and records in the hot tier to the bytes of the frame in the binary
-subprotocol. There is no socket, and what a client does is not in the figures. MARK_READ is measured with
-the signal that it sends. Exit codes: 0 measured, 2 wrong usage.
+page again and again, from heads in the hot tier to the bytes of the frame in the binary subprotocol: once
+with what a gateway keeps from the page before (messages at the ends of conversations, rows that were made of
+the same), once ("cold") with nothing of it. There is no socket, and what a client does is not in the figures.
+MARK_READ is measured with the signals that it sends, a badge with all but twenty conversations read. Exit
+codes: 0 measured, 2 wrong usage.
 """
 
 import argparse
@@ -31,13 +33,16 @@ from qim_streams.membership.rows import encode_member
 from qim_streams.placement import lane, mailbox_shard, ordinal_of, outbox_partition
 from qim_streams.records import MessageRecord
 from qim_streams.redis_tier import RedisClient, connect
-from qim_streams.roles.session_lists import ListServices, compose_lists
+from qim_streams.roles.session_lists import ListServices, compose_badges, compose_lists
 from qim_streams.script_pipe import ScriptPipe
 from qim_streams.sessions.actions import Actor
-from qim_streams.sessions.ports import SessionUser
+from qim_streams.sessions.badge_ports import BadgeQuery
+from qim_streams.sessions.ports import SessionUser, StateChange
 from qim_streams.sessions.projection_records import Checkpoint, SessionRow, slot_of
 from qim_streams.sessions.reading import ListQuery
 from qim_streams.sessions.redis_projection import RedisProjection
+from qim_streams.sessions.redis_user_state import RedisUserStates
+from qim_streams.sessions.state import UserConversationState
 from qim_streams.settings import Settings
 from qim_streams.wire import MSGPACK
 
@@ -142,12 +147,17 @@ async def redis_cpu_s(client: RedisClient) -> float:
     return float(info["used_cpu_user"]) + float(info["used_cpu_sys"])
 
 
-async def pages(lists: ListServices, client: RedisClient, load: Load) -> tuple[Figures, int]:
-    """First pages, to the bytes of the frame; and the size of one."""
-    size = 0
+async def pages(
+    lists: ListServices, client: RedisClient, load: Load, *, cold: bool = False
+) -> tuple[Figures, int]:
+    """First pages, to the bytes of the frame; and the size of one. `cold`: nothing is kept between them."""
+    size, rows = 0, lists.frames.lists.rows
 
     async def ask(_: random.Random) -> None:
         nonlocal size
+        if cold:
+            rows._made.clear()
+            rows._known._kept.clear()
         page = await lists.frames.lists.page(ANN, SHARD, ListQuery(None, load.page))
         size = len(list_bytes(MSGPACK, 1, page))
 
@@ -167,6 +177,24 @@ async def marks(lists: ListServices, client: RedisClient, load: Load, names: lis
     return await measured(client, load, ask)
 
 
+async def badges(client: RedisClient, load: Load, names: list[str]) -> Figures:
+    """Badges as notifications ask for them, sixteen users in a call; figures are of one user."""
+    states = RedisUserStates(client, lambda: 1_000)
+    for start in range(20, len(names), 100):
+        part = names[start : start + 100]
+        _, stored = await states.load(ANN, part)
+        read = [UserConversationState(ME, chat, 9, read_seq=load.unread).encode() for chat in part]
+        await states.replace(ANN, [StateChange(*one, 9, 0) for one in zip(part, stored, read, strict=True)])
+    reader = compose_badges(client, MemoryArchive(), partition_of, SHARDS)
+    wanted = [BadgeQuery(ANN, SHARD)] * 16
+
+    async def ask(_: random.Random) -> None:
+        await reader.badges(wanted)
+
+    found = await measured(client, load._replace(readers=1), ask)
+    return Figures(found.per_core_s * 16, found.gateway_us / 16, found.redis_us / 16, *found[3:])
+
+
 async def run(load: Load) -> None:
     """Everything, printed."""
     with tempfile.TemporaryDirectory(prefix="qim-perf-") as directory:
@@ -179,8 +207,11 @@ async def run(load: Load) -> None:
             lists = compose_lists(client, MemoryArchive(), ordinals, partition_of, SHARDS)
             found, size = await pages(lists, client, load)
             print(f"page of {load.page} from {load.conversations}: {_text(found)}; {size:,} bytes")
+            found, _ = await pages(lists, client, load, cold=True)
+            print(f"the same, cold: {_text(found)}")
             print(f"MARK_READ: {_text(await marks(lists, client, load, names))}")
             await lists.frames.close()
+            print(f"badge of a user, in calls of 16: {_text(await badges(client, load, names))}")
         finally:
             await client.aclose()
             server.stop()
