@@ -28,6 +28,7 @@ from qim_streams.client.keeper import Keeper, TokenSource, websocket_url
 from qim_streams.client.options import ClientOptions, body_bytes_max
 from qim_streams.client.outbox import Outbox, Settled
 from qim_streams.client.phases import Phase
+from qim_streams.client.presence import PresenceWatcher
 from qim_streams.client.push import Push
 from qim_streams.client.rebuild import Rebuilder
 from qim_streams.client.requests import Requests
@@ -75,6 +76,7 @@ class QimClient:
         self.history = History(self.requests)
         self.sessions = Sessions(session, self.requests)
         self.push = Push(session, self.requests)
+        self.presence = PresenceWatcher(session, self.requests)
         self.rooms = Rooms(session, self.requests, random)
         self.keeper = Keeper(session, self.options, websocket_url(url), token, self._received, self._room)
         self._journal = Journal(self._store, state, self._hand_out, self._fail)
@@ -172,7 +174,7 @@ class QimClient:
         if self._rebuild_task is not None:
             self._rebuild_task.cancel()
             await asyncio.wait([self._rebuild_task])
-        await self.sessions.close()
+        await asyncio.gather(self.sessions.close(), self.presence.close())
         await self._journal.close()
         self._stop(ClientStopped("CLOSED", "the client was closed"))
         if self._own_http and self._http is not None:

@@ -69,6 +69,7 @@ class PresenceLog:
         self._log, self._devices = log_appender, devices
         self._topic, self._shards = topic, mailbox_shards
         self._now_ms, self._counters = now_ms, counters
+        self.heard: Callable[[Sequence[tuple[DeviceKey, Notice]]], object] = lambda notices: None
         self._waiting: dict[tuple[DeviceKey, int], Notice] = {}  # by device and shard
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
@@ -108,11 +109,9 @@ class PresenceLog:
         some = list(self._waiting)[:APPEND_MAX]
         notices = [(key[0], self._waiting.pop(key)) for key in some]
         try:
-            records = [
-                record
-                for device, notice in await self._still_true(notices)
-                for record in self._records(device, notice)
-            ]
+            true = await self._still_true(notices)
+            self.heard(true)  # for people, who are told whatever becomes of the log
+            records = [record for device, notice in true for record in self._records(device, notice)]
             if records:
                 await self._log.append(records)
             self._counters.presence_appended += len(records)

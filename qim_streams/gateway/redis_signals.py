@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from redis import exceptions as redis_errors
 
-from qim_streams.gateway.signals import Listeners, Receive, channel_of, message_of
+from qim_streams.gateway.signals import OWN, Listeners, Receive, channel_of, message_of
 from qim_streams.redis_tier import RedisClient, exchange
 from qim_streams.sessions.ports import SessionUser
 
@@ -41,19 +41,19 @@ class RedisSignals:
 
     # -- SignalBus
 
-    def tell(self, user: SessionUser, but_device: str, data: bytes) -> None:
+    def tell(self, user: SessionUser, but_device: str, data: bytes, what: str = OWN) -> None:
         """See the port."""
         self._waiting.append((channel_of(user), message_of(but_device, data)))
         if self._publisher is None:
             self._publisher = asyncio.get_running_loop().create_task(self._publish())
 
-    def listen(self, user: SessionUser, receive: Receive) -> None:
+    def listen(self, user: SessionUser, receive: Receive, what: str = OWN) -> None:
         """See the port."""
         channel = channel_of(user)
         if self._listeners.add(channel, receive) and self._pubsub is not None:
             self._spawn(self._pubsub.subscribe(channel))
 
-    def unlisten(self, user: SessionUser, receive: Receive) -> None:
+    def unlisten(self, user: SessionUser, receive: Receive, what: str = OWN) -> None:
         """See the port."""
         channel = channel_of(user)
         if self._listeners.remove(channel, receive) and self._pubsub is not None:

@@ -7,17 +7,18 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from qim_streams.gateway.crowd import Crowd
 from qim_streams.gateway.logins import Logins
 from qim_streams.gateway.metrics import GatewayCounters
 from qim_streams.gateway.ports import DeviceSessions, WriterLinks
 from qim_streams.gateway.presence import PresenceLog
+from qim_streams.gateway.presence_watch import NoWatches, Watches
 from qim_streams.gateway.push_devices import PushDeviceFrames
 from qim_streams.gateway.registry import Registry
 from qim_streams.gateway.room_seat import NoRooms, Rooms
-from qim_streams.gateway.session_lists import SessionListFrames
+from qim_streams.gateway.session_lists import ListSession, SessionListFrames
 from qim_streams.gateway.tokens import TokenVerifier
 from qim_streams.history.service import HistoryService
 from qim_streams.membership.ports import OrdinalDirectory
@@ -35,6 +36,13 @@ FILLS_AT_ONCE_MAX: Final = 32  # beside the pulls: who is online already must no
 SYNCING_QUIET: Final = 100  # sessions that may sync at once before others are asked to wait
 SYNC_DELAY_STEP_MS: Final = 10
 SYNC_DELAY_MAX_MS: Final = 5_000
+
+
+class FrameService(Protocol):
+    """Answers frames of its own kind."""
+
+    def handle(self, session: ListSession, frame: Any) -> bool:
+        """Answer a frame from a task; False for a frame of another kind."""
 
 
 @dataclass(slots=True)
@@ -59,6 +67,7 @@ class Services:
     now_ms: Callable[[], int]
     random: Callable[[], float]
     new_group_id: Callable[[], str]
+    watches: Watches = field(default_factory=NoWatches)
     rooms: Rooms = field(default_factory=NoRooms)
     mappings: Mappings | None = None  # None: shards are never split
     draining: bool = False
@@ -69,6 +78,11 @@ class Services:
     crowd: Crowd = field(default_factory=lambda: Crowd(time.monotonic))
     fill_slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(FILLS_AT_ONCE_MAX))
     readiness: Readiness = field(default_factory=Readiness)  # what besides the pushes is in the way
+
+    @property
+    def frame_services(self) -> tuple[FrameService, ...]:
+        """Who answers frames that the session itself does not."""
+        return self.sessions, self.push, self.watches
 
     def home(self, tenant_id: str, user_id: str, ordinal: int) -> int:
         """The MailboxShard of a user, as far as this gateway has heard."""

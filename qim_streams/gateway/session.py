@@ -94,7 +94,7 @@ class ClientSession:
             SendMessage: self._requests.on_send,
             EditMessage: self._requests.on_send,
             RecallMessage: self._requests.on_send,
-            Ping: self._on_ping,
+            Ping: lambda frame: self.send(Pong(frame.rid, services.settings.ping_interval_ms)),
             Pong: lambda frame: None,
         }
 
@@ -172,6 +172,7 @@ class ClientSession:
             self.feed.close()
         if self._address is not None:
             self._all.sessions.bus.unlisten(user_of(self._address), self.signalled)
+            self._all.watches.left(self)
             if self._all.registry.remove(self):
                 self._all.presence.say(self.device, self._notice(Said.GONE))
 
@@ -339,7 +340,7 @@ class ClientSession:
         handler = self.handlers.get(type(frame))
         if handler is not None:
             handler(frame)
-        elif not (self._all.sessions.handle(self, frame) or self._all.push.handle(self, frame)):
+        elif not any(one.handle(self, frame) for one in self._all.frame_services):
             self._requests.on_group(frame)  # type: ignore[arg-type]  # what is left are the group frames
 
     def signalled(self, but_device: str, data: bytes) -> None:
@@ -356,9 +357,6 @@ class ClientSession:
         if self.is_open:
             self._all.counters.sessions_ended += 1
             self.fail(CODE, reason(by))
-
-    def _on_ping(self, frame: Ping) -> None:
-        self.send(Pong(frame.rid, self._all.settings.ping_interval_ms))
 
     def send(self, frame: ServerFrame) -> None:
         """Queue a frame, unless the session has ended."""

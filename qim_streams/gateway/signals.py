@@ -7,7 +7,7 @@ Spec: §9 (SESSION_DELTA).
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from qim_streams.sessions import keys
 from qim_streams.sessions.ports import SessionUser
@@ -16,16 +16,19 @@ Receive = Callable[[str, bytes], object]
 """Called with the device that the signal is not for ("" = none) and the frame's msgpack bytes."""
 
 
+OWN: Final = "sig"
+
+
 class SignalBus(Protocol):
     """Between the gateways. Nothing here waits or raises for a bus that is away."""
 
-    def tell(self, user: SessionUser, but_device: str, data: bytes) -> None:
-        """Hand a msgpack frame to every listener of the user."""
+    def tell(self, user: SessionUser, but_device: str, data: bytes, what: str = OWN) -> None:
+        """Hand a msgpack frame to every listener of the user: of his own devices, or of `what` about him."""
 
-    def listen(self, user: SessionUser, receive: Receive) -> None:
+    def listen(self, user: SessionUser, receive: Receive, what: str = OWN) -> None:
         """From soon on `receive` is called for what is told to the user."""
 
-    def unlisten(self, user: SessionUser, receive: Receive) -> None:
+    def unlisten(self, user: SessionUser, receive: Receive, what: str = OWN) -> None:
         """The end of it. Harmless for one that does not listen."""
 
 
@@ -65,9 +68,9 @@ class Listeners:
                 receive(device.decode("ascii", "replace"), data)
 
 
-def channel_of(user: SessionUser) -> str:
-    """The channel of a user."""
-    return keys.of_user(user.tenant_id, user.ordinal, "sig")
+def channel_of(user: SessionUser, what: str = OWN) -> str:
+    """The channel of a user's devices, or of who wants to hear `what` about him."""
+    return keys.of_user(user.tenant_id, user.ordinal, what)
 
 
 def message_of(but_device: str, data: bytes) -> bytes:

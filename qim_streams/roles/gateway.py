@@ -64,6 +64,7 @@ from qim_streams.redis_tier import RedisClient, connect
 from qim_streams.roles.gateway_rooms import ROOM_TOPIC, GatewayRooms
 from qim_streams.roles.health import REDIS, asks_redis
 from qim_streams.roles.moderation import asking_first
+from qim_streams.roles.presence import compose_watches
 from qim_streams.roles.push_admin import compose_push_devices
 from qim_streams.roles.session_lists import compose_lists
 from qim_streams.runtime import now_ms
@@ -201,6 +202,7 @@ def compose(
         redis, pipe, RedisWholeness(redis, settings.outbox_partitions), cache_max=0
     )
     lists = compose_lists(redis, archive, ordinals, partition_of, settings.mailbox_shards, mappings)
+    watches = compose_watches(settings, redis, lists.signals, partition_of)
     services = Services(
         settings=settings,
         tokens=TokenVerifier.from_settings(settings),
@@ -231,6 +233,7 @@ def compose(
             counters=counters,
         ),
         push=PushDeviceFrames(compose_push_devices(settings, redis, Appender(producer))),
+        watches=watches,
         registry=Registry(),
         counters=counters,
         pull_slots=asyncio.Semaphore(PULLS_AT_ONCE_MAX),
@@ -239,6 +242,7 @@ def compose(
         new_group_id=lambda: f"g.{secrets.token_hex(12)}",
         mappings=mappings,
     )
+    services.presence.heard = watches.heard
     return services, lists.signals
 
 
@@ -276,6 +280,7 @@ async def serve(
     sweeper = Sweeper(services, server)
     signals.on_again = sweeper.look_again
     tasks: list[Any] = [services.presence, shard, keeper, signals, sweeper, unpushed, services.rooms]
+    tasks += [services.watches]
     tasks += [] if movements is None else [movements]
     async with running(*(one.run() for one in tasks)) as failed:
         stopping = asyncio.create_task(stop.wait())

@@ -5,7 +5,7 @@ The values are made up; tokens and cursors are not real ones.
 
 from typing import Final
 
-from qim_streams.wire import frames_rooms
+from qim_streams.wire import frames_presence, frames_rooms
 from qim_streams.wire.frames import (
     Auth,
     AuthOk,
@@ -108,6 +108,7 @@ CLIENT_EXAMPLES: Final[dict[str, ClientFrame]] = {
     "GROUP_UPDATE": GroupUpdate(13, "team", send_policy="admins"),
     "GROUP_GET": GroupGet(14, "team", None, 2),
     **PUSH_CLIENT_EXAMPLES,
+    **frames_presence.CLIENT_EXAMPLES,
     "PULL_SESSION_LIST": PullSessionList(16, None, 50, "all", True),
     "MARK_READ": MarkRead(17, "team", 42),
     "SET_MUTE": SetMute(18, "team", True),
@@ -168,6 +169,7 @@ SERVER_EXAMPLES: Final[dict[str, ServerFrame]] = {
         15, "team", [_MESSAGE], [HistoryBreak(31, 41, "not_member")], True, 31, 12, 42
     ),
     **PUSH_SERVER_EXAMPLES,
+    **frames_presence.SERVER_EXAMPLES,
     "SESSION_LIST": SessionList(16, [_ROW], 1_041, True, f"{_AT}.team"),
     "SESSION_STATE": SessionState(17, _ROW, 1_041),
     "SESSION_DELTA": SessionDelta(1_041, _AT, [_ROW]),

@@ -15,7 +15,7 @@ from typing import Annotated, Final, NamedTuple
 
 from qim_streams import limits
 from qim_streams.codec import RECORD_BYTES_MAX
-from qim_streams.wire import frames_rooms, frames_sessions
+from qim_streams.wire import frames_presence, frames_rooms, frames_sessions
 from qim_streams.wire.frames_changes import EditMessage, RecallMessage
 from qim_streams.wire.frames_group import (
     Conversation,
@@ -31,6 +31,7 @@ from qim_streams.wire.frames_group import (
     GroupUpdate,
     Rid,
 )
+from qim_streams.wire.frames_presence import PresenceAnswer, PresenceFrame
 from qim_streams.wire.frames_push import CLIENT_FRAMES as PUSH_CLIENT_FRAMES
 from qim_streams.wire.frames_push import SERVER_FRAMES as PUSH_SERVER_FRAMES
 from qim_streams.wire.frames_push import PushAnswer, PushFrame
@@ -321,6 +322,7 @@ ClientFrame = (
     | GroupUpdate
     | GroupGet
     | PushFrame
+    | PresenceFrame
     | SessionFrame
     | RoomFrame
 )
@@ -334,6 +336,7 @@ ServerFrame = (
     | GroupState
     | HistoryPage
     | PushAnswer
+    | PresenceAnswer
     | SessionAnswer
     | RoomAnswer
     | Ping
@@ -363,6 +366,7 @@ CLIENT_FRAMES: Final[dict[str, Schema]] = {
     "GROUP_UPDATE": Schema(GroupUpdate),
     "GROUP_GET": Schema(GroupGet),
     **PUSH_CLIENT_FRAMES,
+    **frames_presence.CLIENT_FRAMES,
     **frames_sessions.CLIENT_FRAMES,
     **frames_rooms.CLIENT_FRAMES,
 }
@@ -376,6 +380,7 @@ SERVER_FRAMES: Final[dict[str, Schema]] = {
     "GROUP_STATE": Schema(GroupState),
     "HISTORY_PAGE": Schema(HistoryPage),
     **PUSH_SERVER_FRAMES,
+    **frames_presence.SERVER_FRAMES,
     **frames_sessions.SERVER_FRAMES,
     **frames_rooms.SERVER_FRAMES,
     "PING": Schema(Ping),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from qim_streams.gateway.session_lists import SessionListFrames
 from qim_streams.gateway.session_totals import SessionTotalsTeller
-from qim_streams.gateway.signals import Listeners, Receive, channel_of, message_of
+from qim_streams.gateway.signals import OWN, Listeners, Receive, channel_of, message_of
 from qim_streams.ids import direct_conversation_id
 from qim_streams.mailbox.memory_store import MemoryMailboxStore
 from qim_streams.membership.ports import Member, OrdinalDirectory
@@ -42,17 +42,17 @@ class MemorySignals:
         self._listeners = Listeners()
         self.told: list[tuple[SessionUser, str, bytes]] = []
 
-    def tell(self, user: SessionUser, but_device: str, data: bytes) -> None:
+    def tell(self, user: SessionUser, but_device: str, data: bytes, what: str = OWN) -> None:
         """See the port."""
         self.told.append((user, but_device, data))
         loop = asyncio.get_running_loop()
         loop.call_soon(self._listeners.deliver, channel_of(user), message_of(but_device, data))
 
-    def listen(self, user: SessionUser, receive: Receive) -> None:
+    def listen(self, user: SessionUser, receive: Receive, what: str = OWN) -> None:
         """See the port."""
         self._listeners.add(channel_of(user), receive)
 
-    def unlisten(self, user: SessionUser, receive: Receive) -> None:
+    def unlisten(self, user: SessionUser, receive: Receive, what: str = OWN) -> None:
         """See the port."""
         self._listeners.remove(channel_of(user), receive)
 
