@@ -162,8 +162,7 @@ class QimClient:
 
     async def close(self) -> None:
         """End the connection. Sends without an answer end with ClientStopped; a store keeps them.
-
-        What was kept and not taken from `events()` is given out by the next client of the store.
+        What was kept and not taken from `events()` the next client of the store gives out.
         """
         self._closing = True
         self._stream.close()

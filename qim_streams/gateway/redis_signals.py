@@ -43,19 +43,19 @@ class RedisSignals:
 
     def tell(self, user: SessionUser, but_device: str, data: bytes, what: str = OWN) -> None:
         """See the port."""
-        self._waiting.append((channel_of(user), message_of(but_device, data)))
+        self._waiting.append((channel_of(user, what), message_of(but_device, data)))
         if self._publisher is None:
             self._publisher = asyncio.get_running_loop().create_task(self._publish())
 
     def listen(self, user: SessionUser, receive: Receive, what: str = OWN) -> None:
         """See the port."""
-        channel = channel_of(user)
+        channel = channel_of(user, what)
         if self._listeners.add(channel, receive) and self._pubsub is not None:
             self._spawn(self._pubsub.subscribe(channel))
 
     def unlisten(self, user: SessionUser, receive: Receive, what: str = OWN) -> None:
         """See the port."""
-        channel = channel_of(user)
+        channel = channel_of(user, what)
         if self._listeners.remove(channel, receive) and self._pubsub is not None:
             self._spawn(self._pubsub.unsubscribe(channel))
 

@@ -84,7 +84,7 @@ def ruling_of(answer: bytes, asked: bytes, body_bytes_max: int) -> Ruling | None
 
 
 class Moderator:
-    """Asks for the tenants that have an entry. Any number of questions at once, as many as each entry allows."""
+    """Asks for the tenants that have an entry. Questions at once: as many as each entry allows."""
 
     def __init__(
         self,

@@ -46,15 +46,15 @@ class MemorySignals:
         """See the port."""
         self.told.append((user, but_device, data))
         loop = asyncio.get_running_loop()
-        loop.call_soon(self._listeners.deliver, channel_of(user), message_of(but_device, data))
+        loop.call_soon(self._listeners.deliver, channel_of(user, what), message_of(but_device, data))
 
     def listen(self, user: SessionUser, receive: Receive, what: str = OWN) -> None:
         """See the port."""
-        self._listeners.add(channel_of(user), receive)
+        self._listeners.add(channel_of(user, what), receive)
 
     def unlisten(self, user: SessionUser, receive: Receive, what: str = OWN) -> None:
         """See the port."""
-        self._listeners.remove(channel_of(user), receive)
+        self._listeners.remove(channel_of(user, what), receive)
 
 
 class NoActivity:
