@@ -87,6 +87,8 @@ class MemberBitmaps:
     def _share(self, placement: Placement, one: GroupDispatch, key: _Key, members: Members) -> Members:
         """Those members of a group that the dispatch's shard has."""
         shard, version = one.target_mailbox_shard, _version(one)
+        if not placement.shares(shard, version):
+            return members
         if not isinstance(members, BitMap):
             return placement.select(members, shard, version)
         place = (key, shard, version)

@@ -354,7 +354,7 @@ class MailboxMaterialiser:
             self._floors.write(shard.shard, tabled, shard.epoch, now_ms)
             shard.tabled = tabled
 
-    def _note(self, work: _Work) -> None:
+    def _note(self, work: _Work, lanes: OpenLanes | None = None) -> None:
         shard, taken = work.shard, work.taken
         rows = [
             _new(DoneDispatch, (one.offset, one.dispatch.dispatch_id, one.digest))
@@ -362,8 +362,10 @@ class MailboxMaterialiser:
             if one.dispatch is not None and ((kind := one.kind) is _NEW or kind is _REPLAY)
         ]
         shard.noted_through = taken[-1].offset
-        self._progress.note(shard.shard, work.batch.previous_offset + 1, shard.noted_through, rows)
-        _count(taken, self._now_ms(), shard.open)
+        # Nothing was read before the first record of all, wherever the shard's positions begin.
+        first = work.batch.previous_offset + 1 or taken[0].offset
+        self._progress.note(shard.shard, first, shard.noted_through, rows)
+        _count(taken, self._now_ms(), lanes)
 
 
 def _addressed(

@@ -122,7 +122,7 @@ class _MailboxRole:
             leases=leases,
             follower=PresenceFollower(settings.brokers, PRESENCE_TOPIC, f"{self._name}-presence"),
             die=die,
-            offline=compose_offline(settings, StreamAppender(self._app.log_producer), self._name),
+            offline=compose_offline(settings, self._app.log_producer, self._name, self.mappings),
         )
         members = MemberBitmaps(
             RedisMembershipReader(self._redis, place),

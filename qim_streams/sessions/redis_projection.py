@@ -24,6 +24,7 @@ from typing import Any
 import msgpack
 from redis import exceptions as redis_errors
 
+from qim_streams.command_pipe import CommandPipe
 from qim_streams.errors import RecordError, StoreError
 from qim_streams.lru import LruMap
 from qim_streams.placement import lane_of_ordinal
@@ -61,7 +62,7 @@ class RedisProjection:
     """`ProjectionStore`, `RegistrationQueue` and `Rebuilds` on Redis."""
 
     def __init__(self, client: RedisClient) -> None:
-        self._client = client
+        self._client, self._reads = client, CommandPipe(client)
         self._project = Script.load("qim_streams.sessions", "project.lua")
         self._begin = Script.load("qim_streams.sessions", "checkpoint_begin.lua")
         self._advance = Script.load("qim_streams.sessions", "checkpoint_advance.lua")
@@ -91,8 +92,8 @@ class RedisProjection:
         if not shards:
             return []
         async with translated("projection"):
-            rows = await exchange(self._client, [("HMGET", _at(shard), *_FIELDS) for shard in shards])
-        return [_checkpoint(row) for row in _read(rows)]
+            rows = await self._reads.run(*[("HMGET", _at(shard), *_FIELDS) for shard in shards])
+        return [_checkpoint(row) for row in rows]
 
     async def begin(self, shard: int, expected: Checkpoint | None, new: Checkpoint) -> Checkpoint:
         """See `ProjectionStore.begin`."""
@@ -164,12 +165,13 @@ class RedisProjection:
     async def has_rows(self, tenant_id: str, ordinal: int) -> bool:
         """See `Rebuilds.has_rows`."""
         async with translated("projection"):
-            return bool(await self._client.exists(user_key(tenant_id, ordinal, "convs")))
+            (found,) = await self._reads.run(("EXISTS", user_key(tenant_id, ordinal, "convs")))
+        return bool(found)
 
     async def rebuilt_in(self, tenant_id: str, ordinal: int) -> int | None:
         """See `Rebuilds.rebuilt_in`."""
         async with translated("projection"):
-            found = await self._client.hget(_built(tenant_id, ordinal), str(ordinal))
+            (found,) = await self._reads.run(("HGET", _built(tenant_id, ordinal), ordinal))
         return None if found is None else int(found)
 
     async def note_rebuilt(self, tenant_id: str, ordinal: int, epoch: int) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from redis import exceptions as redis_errors
 
+from qim_streams.command_pipe import CommandPipe
 from qim_streams.lru import LruMap
 from qim_streams.placement import lane_of_ordinal
 from qim_streams.redis_tier import RedisClient, Script, exchange, translate, translated, type_args
@@ -35,7 +36,8 @@ class RedisUserStates:
     """`UserStateStore` and `DirtyStates` on Redis."""
 
     def __init__(self, client: RedisClient, now_ms: Callable[[], int]) -> None:
-        self._client, self._now_ms, self._pipe = client, now_ms, ScriptPipe(client)
+        self._client, self._now_ms = client, now_ms
+        self._pipe, self._reads = ScriptPipe(client), CommandPipe(client)
         self._noted: LruMap[str, int] = LruMap(_LANES_KNOWN_MAX, _LANES_KNOWN_MAX)
         package = "qim_streams.sessions"
         self._page = Script.load(package, "user_page.lua")
@@ -60,7 +62,8 @@ class RedisUserStates:
     ) -> tuple[bool, list[bytes | None]]:
         """See `UserStateStore.load`."""
         async with translated("user states"):
-            found: Any = await self._client.hmget(_key(user, "uc"), [keys.RESTORED_FIELD, *conversation_ids])
+            wanted = "HMGET", _key(user, "uc"), keys.RESTORED_FIELD, *conversation_ids
+            (found,) = await self._reads.run(wanted)
         return found[0] is not None, found[1:]
 
     async def replace(self, user: SessionUser, changes: Sequence[StateChange]) -> Replaced:

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from qim_streams.errors import Outcome, StoreError, StoreUnavailable
+from qim_streams.errors import Outcome, StoreUnavailable
 from qim_streams.sharding.mapping_log import fold
 from qim_streams.sharding.ports import MappingLog
 from qim_streams.sharding.rules import Placement, ShardMapping
@@ -33,6 +33,7 @@ class Mappings:
         self.current = Placement(ShardMapping(groups))
         self._next = 0
         self._turn = asyncio.Lock()
+        self.on_change: list[Callable[[Placement], object]] = []  # told each other placement, in this loop
 
     async def load(self) -> Placement:
         """Read what is new and return what stands. StoreUnavailable; ConfigError for other groups."""
@@ -46,6 +47,8 @@ class Mappings:
             if mapping != before:
                 self.current = Placement(mapping)
                 log.info("mapping revision %d: %d shards for readers", mapping.revision, self.current.shards)
+                for tell in self.on_change:
+                    tell(self.current)
         return self.current
 
     async def at_least(self, version: int) -> Placement:
@@ -57,17 +60,3 @@ class Mappings:
                 f"mapping version {version} is not in the log of mappings yet", Outcome.NOT_APPLIED
             )
         return self.current
-
-    async def follow(self, on_change: Callable[[Placement], object]) -> None:
-        """Look for ever; `on_change` is told each placement with another version for readers."""
-        told = self.current.version
-        while True:
-            await asyncio.sleep(LOOK_SOON_S if self.current.mapping.under_way is not None else LOOK_S)
-            try:
-                placement = await self.load()
-            except StoreError as error:
-                log.warning("the log of mappings cannot be read, keeping what is known: %s", error)
-                continue
-            if placement.version != told:
-                told = placement.version
-                on_change(placement)

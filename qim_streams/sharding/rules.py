@@ -154,6 +154,10 @@ class Placement:
                 shard = pair.new
         return shard
 
+    def shares(self, shard: int, version: int) -> bool:
+        """Whether another shard has some of the group of `shard` in `version`."""
+        return self._conditions_of(shard, version) != ()
+
     def select(self, ordinals: Iterable[int], shard: int, version: int) -> list[int]:
         """Those of a group's ordinals, in order, that `shard` has in `version`; none if it did not exist."""
         conditions = self._conditions_of(shard, version)

@@ -42,6 +42,11 @@ def standing(stack: StackProcess) -> dict[str, Any]:
     return document
 
 
+def deaths(stack: StackProcess) -> dict[str, int]:
+    """How often each role was started again."""
+    return {role.name: role.restarts for role in stack.status().roles}
+
+
 @pytest.fixture(scope="module")
 def stack(start_stack: StartStack) -> StackProcess:
     env = {"QIM_MAILBOX_SHARDS": "2", "QIM_MAILBOX_SHARDS_MAX": "4"}
@@ -53,6 +58,7 @@ async def test_shards_are_split_under_traffic(
 ) -> None:
     """The short form: 2 shards become 4 while everybody talks; the run is killed once and given again."""
     plan = Plan(run=f"split{new_seed()}", seed=new_seed(), users=8, silent=4, rate=40.0)
+    before = deaths(stack)
     async with under_traffic(stack, plan) as traffic:
         await asyncio.sleep(1.5)
         tried = await asyncio.to_thread(qim, stack, "shard", "split", "--dry-run")
@@ -68,6 +74,7 @@ async def test_shards_are_split_under_traffic(
         figures["split, s"] = round(time.monotonic() - began_s, 2)
         await asyncio.sleep(2.5)
         assert traffic.counts
+    assert deaths(stack) == before, f"nobody dies of a split:\n{stack.log_ends()}"
     found = standing(stack)
     assert [one["came_from"] for one in found["shards"]] == [[], [], [0], [1]]
     assert all(one["records"] for one in found["shards"]), "the new shards have work"
