@@ -9,6 +9,7 @@ What it does not do: repeat anything, or log a header, an address with a token, 
 Spec: §6.
 """
 
+import logging
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,8 @@ import httpx
 
 from qim_streams.errors import ConfigError
 
+# They log addresses, which hold tokens of devices, and headers, which hold those of providers.
+TALKATIVE: Final = ("httpx", "httpcore", "h2", "hpack", "hyperframe")
 ANSWER_BYTES_MAX: Final = 64 * 1024
 CONNECT_TIMEOUT_S: Final = 5.0
 CONNECTIONS_MAX: Final = 8
@@ -40,6 +43,8 @@ class HttpCalls:
     """Calls to one provider. Close it after use."""
 
     def __init__(self, *, timeout_s: float, ca_file: Path | None = None) -> None:
+        for name in TALKATIVE:
+            logging.getLogger(name).setLevel(logging.WARNING)
         limits = httpx.Limits(
             max_connections=CONNECTIONS_MAX,
             max_keepalive_connections=CONNECTIONS_MAX,

@@ -2,7 +2,7 @@
 
 The field ``.`` holds the user's PushSettings. Beside it lies ``{u:<tenant>:<user>}:dev`` of the gateways,
 read here for when a device's session began. ``{pd}:whole`` names the run of the server into which everything
-of the device log was put. ``{pk:<digest of a token>}:owner`` names the device that a token belongs to.
+of the device log was put. ``{pk:<digest>}:owner``, of a token, names the device that a token belongs to.
 
 Spec: §6, §14.8.
 """

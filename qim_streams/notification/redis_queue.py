@@ -3,7 +3,7 @@
 =====================  ======  ======================================================================
 ``{n:<p>}:at``         string  next offset of the partition that was not accepted
 ``{n:<p>}:task``       hash    task id (16 bytes) -> PushTask
-``{n:<p>}:due:<prov>`` zset    task id -> when to take it next, ms: the way to a provider
+``{n:<p>}:due:<v>``    zset    task id -> when to take it next, ms: the way to provider v
 ``{n:<p>}:try``        hash    task id -> attempts that the provider answered
 ``{n:<p>}:out``        hash    task id -> an attempt was begun, and its end is not known
 ``{n:<p>}:over``       zset    task id -> when it may be forgotten: dealt with, whatever came of it

@@ -31,7 +31,7 @@ class Known(NamedTuple):
 
     `session_epoch`: when the device's newest session began, in ms; `ended`: by another device's login.
     `mention`: how the message names the user. `state`: of the message; None: the message is nowhere to be
-    found. """
+    found."""
 
     device: PushDevice | None
     settings: PushSettings | None

@@ -19,6 +19,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple
 
 from qim_streams.errors import StoreError
@@ -85,6 +86,7 @@ class ProviderLane:
         self._breaker, self._targets = CircuitBreaker(), TargetBackoff()
         self._wake, self._ended = asyncio.Event(), asyncio.Event()
         self._sending: set[asyncio.Task[None]] = set()
+        self._mine: set[bytes] = set()  # tasks that are here and not settled, whatever became of their claims
         self._done: list[Done] = []
         self._later: list[Later] = []
         self._turn = 0
@@ -123,7 +125,8 @@ class ProviderLane:
             return wait_ms / 1_000 if wait_ms else POLL_S
         taken = await self._queue.take(self._chosen(room), self.name, now, room)
         if taken.tasks:
-            await self._begin(taken.tasks)
+            # One whose claim has ended while it is under way here comes again, and its claim is a new one.
+            await self._begin([one for one in taken.tasks if one.task_id not in self._mine])
             return 0.0
         if taken.next_due is None:
             return POLL_S
@@ -148,9 +151,10 @@ class ProviderLane:
             await self._queue.begin([one.queued for one in ready])
             self._breaker.began(len(ready))
             for one in ready:
+                self._mine.add(one.queued.task_id)
                 task = asyncio.create_task(self._send(one))
                 self._sending.add(task)
-                task.add_done_callback(self._sent)
+                task.add_done_callback(partial(self._sent, one.queued.task_id))
         self._ended.set()  # whatever is over already is settled
 
     def _ready(self, item: Prepared, now: int) -> _Ready | None:
@@ -189,10 +193,13 @@ class ProviderLane:
         metrics.SENDS.labels(self.name, answer.result.value).inc()
         await self._take_answer(one, answer)
 
-    def _sent(self, task: asyncio.Task[None]) -> None:
+    def _sent(self, task_id: bytes, task: asyncio.Task[None]) -> None:
         """Only now there is room for another one, so only now somebody is told."""
         self._sending.discard(task)
-        if not task.cancelled() and (failure := task.exception()) is not None:
+        if task.cancelled():
+            self._mine.discard(task_id)
+        elif (failure := task.exception()) is not None:
+            self._mine.discard(task_id)
             log.error("notification: %s: %s: left to its next claim", self.name, type(failure).__name__)
         self._ended.set()
         self._wake.set()
@@ -244,10 +251,12 @@ class ProviderLane:
         self._wait(queued, now + max(delay, wait_ms), counted=True)
 
     def _over(self, queued: QueuedTask, why: str, *, sent: bool = False) -> None:
+        self._mine.add(queued.task_id)
         metrics.OVER.labels(self.name, why).inc()
         self._done.append(Done(queued.slot, queued.task_id, self.name, sent))
 
     def _wait(self, queued: QueuedTask, due_at: int, *, counted: bool) -> None:
+        self._mine.add(queued.task_id)
         self._later.append(Later(queued.slot, queued.task_id, self.name, due_at, counted))
 
     # -- what became of them
@@ -270,6 +279,7 @@ class ProviderLane:
         if done or later:
             await self._queue.settle(done, later, self._now_ms())
             del self._done[: len(done)], self._later[: len(later)]
+            self._mine -= {one.task_id for one in done} | {one.task_id for one in later}
         metrics.WAITING.labels(self.name).set(await self._queue.waiting(sorted(self._slots), self.name))
 
     async def _rest(self, seconds: float) -> None:

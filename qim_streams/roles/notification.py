@@ -54,7 +54,7 @@ from qim_streams.streaming.web import add_standard_pages
 
 ROLE: Final = "notification"
 CLAIM_MARGIN_S: Final = 5.0  # beyond a request's own time, from the claim to the note of its answer
-PREPARING_S: Final = 30.0
+PREPARING_S: Final = 10.0  # one that takes longer is left to its next claim
 KEPT_BEYOND_AGE_S: Final = 600
 
 __all__ = ["TASK_TOPIC", "NotificationWorker", "build_notification", "open_providers"]

@@ -22,6 +22,8 @@ from qim_streams.commit import keys
 from qim_streams.gateway import redis_devices
 from qim_streams.mailbox import redis_store, redis_trim
 from qim_streams.membership import redis_directory
+from qim_streams.notification import redis_devices as push_devices
+from qim_streams.notification import redis_queue
 from qim_streams.ownership import ports as lease_ports
 from qim_streams.quotas import redis_quotas
 from qim_streams.rooms import redis_store as room_store
@@ -270,6 +272,8 @@ def test_the_table_of_keys_is_that_of_the_code() -> None:
         redis_store,
         redis_trim,
         redis_devices,
+        push_devices,
+        redis_queue,
         redis_boundaries,
         session_keys,
         room_store,

@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import logging
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -238,8 +239,17 @@ async def test_what_is_missing_is_named(fake: FakeProviders, changes: dict[str, 
         open_providers(Settings(**fake.settings() | changes))
 
 
-async def test_nothing_that_is_secret_is_shown(fake: FakeProviders) -> None:
+async def test_nothing_that_is_secret_is_shown(
+    fake: FakeProviders, providers: dict[str, Provider], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither tokens of devices nor those of providers, at any level of logging, in good and bad cases."""
     assert "a-token" not in repr(notification())
+    with caplog.at_level(logging.DEBUG):
+        for name, reply, *_ in CASES[::4]:
+            fake.script = lambda request, reply=reply: reply  # type: ignore[misc]  # a default is not in the type
+            await providers[name].send(notification())
+    assert "a-token" not in caplog.text
+    assert "bearer" not in caplog.text.lower()
     from qim_streams.notification.credentials import service_account
 
     text = fake.authority.fcm_file(f"{fake.url}/token").read_text()

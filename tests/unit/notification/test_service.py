@@ -279,3 +279,17 @@ async def test_a_token_that_changes_hands_takes_its_notifications_along() -> Non
     assert await world.registry.devices("acme", "ben") == []
     assert [one.token for one in await world.registry.devices("acme", "cleo")] == [ben.token]
     assert world.log.records[-1].value is None
+
+
+async def test_a_request_that_outlives_its_claim_is_not_made_twice_here() -> None:
+    """A process that is starved of CPU for longer than its claims: it knows what it has under way."""
+    world = NotificationWorld()
+    await world.device()
+    world.providers["apns"].gate.clear()
+    async with world.running() as service:
+        await world.offer(service, world.message())
+        await world.pass_time(5 * CLAIM_MS, 5_000)
+        world.providers["apns"].gate.set()
+        await world.pass_time(5 * CLAIM_MS, 5_000)
+    assert set(world.providers["apns"].per_target.values()) == {1}
+    assert len(world.queue.sent) == 1
