@@ -114,8 +114,7 @@ class WriterRig:
         proof: Proof | None = None,
     ) -> None:
         self.tier, self.node, self.boot, self.now_ms = tier, node, boot, now_ms
-        self.deaths: list[str] = []
-        self.outbox = MemoryOutbox(log)
+        self.deaths, self.outbox = list[str](), MemoryOutbox(log)
         self.change_log = change_log or MemoryMembershipLog()
         calls = MemoryCalls(tier)
         self.conversations = conversations or MemoryConversationStore(tier, calls)
