@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol
 from aiohttp import WSCloseCode
 
 from qim_streams import limits
-from qim_streams.errors import AdmissionRefused
+from qim_streams.errors import AdmissionRefused, Outcome, StoreError
 from qim_streams.gateway import room_metrics as metrics
 from qim_streams.gateway.local_room import Encoded, LocalRoom, RoomName
 from qim_streams.gateway.outbound import Outbound
@@ -244,7 +244,15 @@ class RoomSeat:
         request = RoomSend(
             address.tenant_id, frame.room_id, address.user_id, frame.client_message_id, frame.body
         )
-        receipt = await self._hall.send(request)
+        try:
+            receipt = await self._hall.send(request)
+        except StoreError as failure:
+            if failure.outcome is Outcome.NOT_APPLIED:
+                raise AdmissionRefused(
+                    "SHARD_MOVED", "nobody writes the room now", retry_after_ms=500
+                ) from None
+            detail = "repeat with the same client_message_id"
+            raise AdmissionRefused("OUTCOME_UNKNOWN", detail, retry_after_ms=500) from failure
         self._answer(
             RoomAck(
                 frame.rid,

@@ -18,7 +18,7 @@ from tests.support.traffic import Plan, Traffic
 
 pytestmark = [pytest.mark.integration, pytest.mark.chaos, pytest.mark.timeout(600)]
 
-ROLES = ("gateway", "writer", "fanout", "mailbox", "archiver", "qsession")
+ROLES = ("gateway", "writer", "rooms", "fanout", "mailbox", "archiver", "qsession")
 LONG_S = 600.0
 
 

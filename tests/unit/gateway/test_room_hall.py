@@ -378,3 +378,20 @@ async def test_a_room_is_loaded_once_for_all_who_come_together() -> None:
         await asyncio.gather(*(Device(hall, f"u{number}").join() for number in range(100)))
         assert [one for one in looks if one.limit] == [RoomJoin(TENANT, "lobby", None, 200)]
     world.kill()
+
+
+async def test_without_a_writer_a_send_says_what_is_known() -> None:
+    """J4: no black hole: the answer comes at the deadline, and says that the outcome is not known."""
+    world = await ready()
+    async with world.hall() as hall:
+        ann = Device(hall, "ann")
+        await ann.join()
+        world.kill()
+        world.deadline_s = 0.05
+        with pytest.raises(AdmissionRefused, match="OUTCOME_UNKNOWN") as caught:
+            await ann.ask(SendRoom(1, "lobby", "m1", b"x"))
+        assert caught.value.retry_after_ms
+        await world.take_over()
+        ack = await ann.ask(SendRoom(1, "lobby", "m1", b"x"))
+        await eventually(lambda: ann.said == [ack.room_seq], what="the message, once")
+    world.kill()
