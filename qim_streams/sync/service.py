@@ -125,6 +125,7 @@ class SyncService:
         parts = () if self._mappings is None else self._mappings.current.parts(here.shard)
         part = next((one for one in parts if one.shard == cursor.shard), None)
         if part is None:
+            await self._look_for_news()
             return cursor, None
         epoch = await self._epochs.current(cursor.shard)
         if cursor.shard_epoch > epoch:
@@ -133,6 +134,14 @@ class SyncService:
         if cursor.shard_epoch < epoch:
             boundary = await self._boundary(address, cursor.shard, cursor.shard_epoch, epoch)
         return Cursor(here.shard, NO_EPOCH, min(cursor.last_applied, part.through)), boundary
+
+    async def _look_for_news(self) -> None:
+        """StoreUnavailable if a split was settled that this process had not heard of: then look again."""
+        if self._mappings is None:
+            return
+        before = self._mappings.current.version
+        if (await self._mappings.load()).version != before:
+            raise StoreUnavailable("shards were split just now: sign on again", Outcome.NOT_APPLIED)
 
     async def _boundary(
         self, address: MailboxAddress, shard: int, from_epoch: int, to_epoch: int

@@ -10,6 +10,7 @@ from qim_streams.sharding.group_follower import GroupFollower
 from qim_streams.sharding.mapping_log import encode
 from qim_streams.sharding.rules import ShardMapping
 from tests.support.waiting import eventually
+from tests.unit.sharding.memory_log import MemoryMappingLog
 
 
 class Inner:
@@ -37,21 +38,8 @@ class Inner:
         self.reading.clear()
 
 
-class MemoryLog:
-    """A log of mappings in memory."""
-
-    def __init__(self) -> None:
-        self.values: list[bytes] = []
-
-    async def read(self, start: int) -> tuple[list[bytes], int]:
-        return self.values[start:], len(self.values)
-
-    async def append(self, key: bytes, value: bytes) -> None:
-        self.values.append(value)
-
-
 async def test_a_shard_goes_over_to_its_group_when_it_is_made() -> None:
-    log, inner, got = MemoryLog(), Inner(), list[int]()
+    log, inner, got = MemoryMappingLog(), Inner(), list[int]()
     mappings = Mappings(2, log)
     follower = GroupFollower(inner, mappings)
 
