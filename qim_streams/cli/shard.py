@@ -15,6 +15,7 @@ import click
 from qim_streams.cli.columns import columns
 from qim_streams.cli.connect import run as run_command
 from qim_streams.cli.servers import server_settings, with_partition_counts
+from qim_streams.errors import ConfigError
 
 if TYPE_CHECKING:
     from qim_streams.roles.splitting import Splitting
@@ -65,6 +66,8 @@ async def _opened(state_dir: Path | None) -> AsyncIterator["Splitting"]:
     from qim_streams.trace.kafka_log import KafkaLogReader
 
     settings, _ = server_settings(state_dir)
+    if settings.mailbox_shards_max and "mailbox_shards" not in settings.model_fields_set:
+        raise ConfigError("mailbox_shards: set QIM_MAILBOX_SHARDS to what the gateways and workers have")
     log = KafkaLogReader(settings.brokers)
     try:
         async with splitting(await with_partition_counts(settings, log), log) as found:

@@ -25,7 +25,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from qim_streams import failpoints
-from qim_streams.errors import InvariantViolation, Outcome, StoreError, StoreUnavailable
+from qim_streams.errors import ConfigError, InvariantViolation, Outcome, StoreError, StoreUnavailable
 from qim_streams.sharding import rules
 from qim_streams.sharding.follower import Mappings
 from qim_streams.sharding.mapping_log import encode, key_of
@@ -35,6 +35,7 @@ from qim_streams.sharding.rules import Placement, ShardMapping, Split, Step
 log = logging.getLogger(__name__)
 
 POLL_S: Final = 0.05
+RECORDS_SURE: Final = 200  # a shard: with that many, none is without
 TRIES_MAX: Final = 20  # of writing a step while others write, too
 
 
@@ -82,6 +83,22 @@ class Standing(NamedTuple):
 Tell = Callable[[Standing], object]
 
 
+def _check_count(placement: Placement, ends: Sequence[int]) -> None:
+    """ConfigError when the log contradicts the number of shards that this process was told.
+
+    The first split writes that number down for everybody; a wrong one would stop every role.
+    """
+    shards = placement.shards
+    beyond = [one for one, end in enumerate(ends) if end and one >= shards]
+    empty = [one for one, end in enumerate(ends[:shards]) if not end]
+    if beyond or (empty and sum(ends) > RECORDS_SURE * shards):
+        what = f"{beyond[0]} has records" if beyond else f"{empty[0]} never had a record"
+        raise ConfigError(
+            f"mailbox_shards: this command was told of {shards} shards, but dispatch partition {what}: set "
+            "QIM_MAILBOX_SHARDS to what the gateways and workers have"
+        )
+
+
 class SplitOperation:
     """See the module text."""
 
@@ -100,6 +117,7 @@ class SplitOperation:
         """What a split of `olds` would be; nothing is written. ConfigError says why it is not possible."""
         placement = await self._mappings.load()
         ends = await self._logs.dispatch_ends()
+        _check_count(placement, ends)
         following = {
             old: ends[old] + placement.first_of(old) if old < len(ends) and ends[old] else 0 for old in olds
         }

@@ -1,0 +1,128 @@
+"""The steps of a split, by anybody, after any kill. Spec: §11."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from qim_streams import failpoints
+from qim_streams.errors import ConfigError, StoreUnavailable
+from qim_streams.sharding.follower import Mappings
+from qim_streams.sharding.operation import SplitOperation, Standing
+from qim_streams.sharding.rules import FIRST_STEP, Step
+from tests.unit.sharding.memory_log import MemoryMappingLog
+
+STEPS = ("prepared", "marked_some", "all_marked", "marks_noted", "ends_read", "settled")
+
+
+class World:
+    """Two Outbox partitions, two shards with room for four; fan-out passes what it is asked about twice."""
+
+    def __init__(self) -> None:
+        self.log = MemoryMappingLog()
+        self.outbox: list[list[int]] = [[0] * 3, [0] * 5]  # versions of markers, 0 for a message
+        self.ends = [7, 9, 0, 0]
+        self.asked = 0
+        self.served = {0, 1, 2, 3}
+        self.told: list[Standing] = []
+
+    def operation(self) -> SplitOperation:
+        """One that knows nothing yet."""
+        return SplitOperation(Mappings(2, self.log), self.log, self, self, self.sleep)
+
+    async def sleep(self, seconds: float) -> None:
+        """No time passes."""
+
+    async def outbox_ends(self) -> list[int]:
+        return [len(one) for one in self.outbox]
+
+    async def dispatch_ends(self) -> list[int]:
+        return self.ends
+
+    async def dispatched(self) -> list[int]:
+        self.asked += 1
+        return [len(one) - 1 if self.asked % 3 == 0 else 0 for one in self.outbox]
+
+    async def find_marker(self, partition: int, start: int, version: int) -> int | None:
+        log = self.outbox[partition]
+        return next((at for at in range(start, len(log)) if log[at] == version), None)
+
+    async def append_marker(self, partition: int, version: int) -> int:
+        self.outbox[partition].append(version)
+        return len(self.outbox[partition]) - 1
+
+    async def coverage(self, shards: Sequence[int]) -> list[int]:
+        return [self.ends[one] - 1 for one in shards]
+
+    async def unserved(self, shards: Sequence[int]) -> list[int]:
+        return [one for one in shards if one not in self.served]
+
+    async def sizes(self, shards: Sequence[int]) -> list[int]:
+        return [0 for _ in shards]
+
+    async def finish(self) -> Mappings:
+        """Prepare if nothing is under way, run to the end, and read what stands."""
+        operation, mappings = self.operation(), Mappings(2, self.log)
+        if not (await mappings.load()).mapping.splits:
+            await operation.prepare([0, 1])
+        done = await operation.run(self.told.append)
+        assert done is not None
+        assert done.done
+        await mappings.load()
+        return mappings
+
+
+def check(world: World, mappings: Mappings) -> None:
+    """One split, whole, with one marker in each partition."""
+    (split,) = mappings.current.mapping.splits
+    assert (split.step, split.ends, split.marks) == (Step.SETTLED, (6, 8), (3, 5))
+    assert [pair.first for pair in split.pairs] == [FIRST_STEP] * 2
+    assert [log.count(1) for log in world.outbox] == [1, 1]
+    assert mappings.current.shards == 4
+
+
+async def test_a_split_goes_through_its_steps() -> None:
+    world = World()
+    check(world, await world.finish())
+    assert [one.step for one in world.told] == ["marked", "dispatching", "settled", "done"]
+
+
+@pytest.mark.parametrize("step", STEPS)
+async def test_it_goes_on_after_a_kill_at_every_step(step: str) -> None:
+    world = World()
+    failpoints.arm(f"shard.{step}:1:raise")
+    try:
+        with pytest.raises(failpoints.FailpointError):
+            await world.finish()
+    finally:
+        failpoints.arm("")
+    check(world, await world.finish())
+
+
+async def test_two_at_once_do_it_once() -> None:
+    world = World()
+    first, second = world.operation(), world.operation()
+    await first.prepare([0, 1])
+    with pytest.raises(ConfigError, match="under way"):
+        await second.prepare([0])
+    await first.run(world.told.append)
+    await second.run(world.told.append)
+    mappings = Mappings(2, world.log)
+    await mappings.load()
+    check(world, mappings)
+
+
+async def test_what_would_make_users_wait_is_refused() -> None:
+    world = World()
+    world.served = {0, 1, 2}
+    with pytest.raises(StoreUnavailable, match="3"):
+        await world.operation().prepare([0, 1])
+    assert not world.log.values
+
+
+@pytest.mark.parametrize("ends", [[7, 9, 1, 0], [900, 0, 0, 0]])
+async def test_a_wrong_number_of_shards_is_noticed(ends: list[int]) -> None:
+    world = World()
+    world.ends = ends
+    with pytest.raises(ConfigError, match="QIM_MAILBOX_SHARDS"):
+        await world.operation().prepare([0])
+    assert not world.log.values
