@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from qim_streams import limits
-from qim_streams.errors import AdmissionRefused
+from qim_streams.errors import AdmissionRefused, StoreUnavailable
 from qim_streams.gateway import room_seat
 from qim_streams.gateway.local_room import WAITING_MAX
+from qim_streams.gateway.room_counts import CountExchange
 from qim_streams.gateway.room_seat import RoomSeat
 from qim_streams.gateway.rooms import RoomHall
 from qim_streams.rooms.commands import RoomJoin
@@ -394,4 +395,44 @@ async def test_without_a_writer_a_send_says_what_is_known() -> None:
         await world.take_over()
         ack = await ann.ask(SendRoom(1, "lobby", "m1", b"x"))
         await eventually(lambda: ann.said == [ack.room_seq], what="the message, once")
+    world.kill()
+
+
+async def test_joins_cost_the_counts_nothing_and_rooms_that_ended_say_so() -> None:
+    """One exchange for all rooms, however many join; a store that is away costs fresh counts only."""
+    world = await ready()
+    asked: list[dict[tuple[str, str], int]] = []
+    away = False
+
+    class Counts:
+        """A `RoomCounts` that notes what it is told."""
+
+        async def exchange(self, gateway: str, counts: Any, now_ms: int) -> dict[tuple[str, str], int]:
+            """See the port."""
+            if away:
+                raise StoreUnavailable("down")
+            asked.append(dict(counts))
+            return {name: 100 + count for name, count in counts.items()}
+
+        async def totals(self, rooms: Any, now_ms: int) -> list[int]:
+            """See the port."""
+            return []
+
+    async with world.hall() as hall:
+        exchange = CountExchange(hall, Counts(), "g1", lambda: 1, lambda: 0.5)
+        await exchange.exchange()
+        devices = [Device(hall, f"u{number}") for number in range(200)]
+        await asyncio.gather(*(one.join() for one in devices))
+        assert asked == []
+        await exchange.exchange()
+        assert asked == [{(TENANT, "lobby"): 200}]
+        assert (await devices[0].join()).member_count == 300
+        away = True
+        await exchange.exchange()
+        away = False
+        for one in devices:
+            one.seat.close()
+        await exchange.exchange()
+        await exchange.exchange()
+        assert asked[1:] == [{(TENANT, "lobby"): 0}]
     world.kill()
