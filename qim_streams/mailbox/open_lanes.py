@@ -188,14 +188,16 @@ class OpenLanes:
         cut = Cut(taken, _parts(pieces))
         return cut if pieces or self.after(cut) != self.stands else None
 
-    def slice(self, size_max: int, now_s: float) -> Cut | None:
+    def slice(self, size_max: int, now_s: float, *, by_age: bool = False) -> Cut | None:
         """The next slice: whole lanes, first those in which a small record waits behind a large one.
 
-        At most `size_max` members, but at least what the first piece has or a call takes. None: nothing
-        waits, or every lane that waits is held.
+        `by_age`: first those whose first piece is the oldest, whoever waits behind it. At most `size_max`
+        members, but at least what the first piece has or a call takes. None: nothing waits, or every lane
+        that waits is held.
         """
-        waiting = sorted(self._free_lanes(now_s), key=self._turn)
-        urgent = bool(waiting) and self._turn(waiting[0])[0] == 0
+        turn = self._age if by_age else self._turn
+        waiting = sorted(self._free_lanes(now_s), key=turn)
+        urgent = not by_age and bool(waiting) and self._turn(waiting[0])[0] == 0
         taken: dict[int, int] = {}
         pieces: list[Piece] = []
         size = 0
@@ -299,6 +301,10 @@ class OpenLanes:
             if not piece.record.is_large:
                 return 0, piece.record.offset
         return 1, lane
+
+    def _age(self, lane: int) -> tuple[int, int]:
+        """The order in which nobody starves."""
+        return self._queues[lane][0].record.offset, lane
 
     def _step(self, lane: int, piece: Piece) -> Cut:
         """The next part of a lane that takes several calls; one that was begun comes first."""

@@ -1,11 +1,13 @@
 """Slices: large records are written beside the others, a slice at a time, and what follows each slice.
 
 While the lanes of a shard stand apart (``open_lanes``), a task of its own writes slices until they stand
-together again. Two kinds:
+together again, and another one does what follows. Two kinds of slices:
 
 * *urgent*: lanes in which a small record waits behind a large one, and no others. They go at once.
 * *low*: everything else. One in the whole worker at a time, and not beside batches that are under way:
-  such a slice waits until none is, but never longer than `wait_s`, so that it cannot starve.
+  such a slice waits until none is, but never longer than `wait_s`, so that it cannot starve. Nor may it
+  starve behind urgent ones: a shard that has written nothing but those for `wait_s` writes one *by age*,
+  from the lanes whose first piece is the oldest.
 
 After every write `follow` pushes what became visible, lane by lane in the order of the log, feeds the tail
 with what all lanes have, and closes the lanes when they stand together: the shard is as before.
@@ -19,7 +21,7 @@ Spec: §5, §6, §9, §13.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 
@@ -57,11 +59,12 @@ class Slices:
         self._size_max, self._wait_s = size_max, wait_s
         self._now_ms, self._die, self._monotonic = now_ms, die, monotonic
         self._low = asyncio.Lock()
+        self._aged_s: dict[int, float] = {}  # shard -> since when it has written urgent slices only
         self._batches = 0  # under way
         self._idle = asyncio.Event()
         self._idle.set()
-        self._wake: dict[int, asyncio.Event] = {}
-        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._wake: dict[int, tuple[asyncio.Event, asyncio.Event]] = {}  # of writing and of following
+        self._tasks: dict[int, tuple[Shard, list[asyncio.Task[None]]]] = {}
 
     @contextmanager
     def batch(self) -> Iterator[None]:
@@ -79,44 +82,72 @@ class Slices:
 
     def begin(self, shard: Shard, lanes: OpenLanes) -> None:
         """Write slices of `shard` in the background until its lanes stand together."""
-        wake = self._wake[shard.shard] = asyncio.Event()
-        self._tasks[shard.shard] = asyncio.get_running_loop().create_task(
-            self._run(shard, lanes, wake), name=f"slices-{shard.shard}"
+        write, follow = self._wake[shard.shard] = asyncio.Event(), asyncio.Event()
+        loops = (self._write_all(shard, lanes, write), self._follow_all(shard, lanes, follow))
+        self._tasks[shard.shard] = (
+            shard,
+            [asyncio.get_running_loop().create_task(one, name=f"slices-{shard.shard}") for one in loops],
         )
 
     def wake(self, shard: Shard) -> None:
-        """Something was queued."""
-        wake = self._wake.get(shard.shard)
-        if wake is not None:
-            wake.set()
+        """Something was queued, or written."""
+        for event in self._wake.get(shard.shard, ()):
+            event.set()
 
     async def end(self, shards: frozenset[int]) -> None:
-        """Stop; a call that is under way stands or does not, and either is fine."""
-        tasks = [task for shard in shards if (task := self._tasks.pop(shard, None)) is not None]
+        """Stop, after the call that is under way: W is not moved by a call that nobody waits for."""
+        ending = [found for shard in shards if (found := self._tasks.pop(shard, None)) is not None]
         for shard in shards:
             self._wake.pop(shard, None)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+            self._aged_s.pop(shard, None)
+        for served, tasks in ending:
+            async with served.writing:
+                for task in tasks:
+                    task.cancel()
+        if ending:
+            await asyncio.wait([task for _, tasks in ending for task in tasks])
 
-    async def _run(self, shard: Shard, lanes: OpenLanes, wake: asyncio.Event) -> None:
+    async def _write_all(self, shard: Shard, lanes: OpenLanes, wake: asyncio.Event) -> None:
+        """Slice after slice; what follows them is done beside."""
+
+        async def one() -> None:
+            wake.clear()
+            wrote = await self._write_next(shard, lanes)
+            if wrote or lanes.is_even:  # even: it is the follower who closes them
+                self._wake_follower(shard)
+            if not wrote and shard.open is lanes:
+                await self._rest(lanes, wake)
+
+        await self._repeat(shard, lanes, one)
+
+    async def _follow_all(self, shard: Shard, lanes: OpenLanes, wake: asyncio.Event) -> None:
+        async def one() -> None:
+            await self.follow(shard, lanes)  # again, if it failed: whether it was woken or not
+            await wake.wait()
+            wake.clear()
+
+        await self._repeat(shard, lanes, one)
+
+    async def _repeat(self, shard: Shard, lanes: OpenLanes, one: Callable[[], Awaitable[None]]) -> None:
+        """`one` until the lanes stand together; again after a moment if the store is away."""
         pause_s = 0.0
         try:
             while shard.open is lanes:
-                wake.clear()
                 try:
-                    wrote, pause_s = await self.step(shard, lanes), 0.0
+                    await one()
+                    pause_s = 0.0
                 except StoreUnavailable as error:
                     if not pause_s:
                         log.warning("shard %d: a slice waits: %s", shard.shard, error)
                     pause_s = min(_RETRY_MAX_S, 2 * pause_s or _RETRY_FIRST_S)
                     await asyncio.sleep(pause_s)
-                    continue
-                if not wrote and shard.open is lanes:
-                    await self._rest(lanes, wake)
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody writes these lanes any more
             self._die(f"shard {shard.shard}: writing slices failed: {type(error).__name__}: {error}")
+
+    def _wake_follower(self, shard: Shard) -> None:
+        events = self._wake.get(shard.shard)
+        if events is not None:
+            events[1].set()
 
     async def _rest(self, lanes: OpenLanes, wake: asyncio.Event) -> None:
         """Until something is queued, or a lane that is held may be tried again."""
@@ -132,14 +163,25 @@ class Slices:
 
     async def step(self, shard: Shard, lanes: OpenLanes) -> int:
         """Write one slice in its turn, and what follows; how many mailboxes it had. StoreUnavailable."""
-        wrote = 0
-        if lanes.is_urgent(self._monotonic()) or not lanes.waits:
-            wrote = await self._write(shard, lanes, "urgent")
-        else:
-            async with self._low:
-                await self._turn()
-                wrote = await self._write(shard, lanes, "low")
+        wrote = await self._write_next(shard, lanes)
         await self.follow(shard, lanes)
+        return wrote
+
+    async def _write_next(self, shard: Shard, lanes: OpenLanes) -> int:
+        now_s = self._monotonic()
+        if not lanes.is_urgent(now_s):
+            self._aged_s.pop(shard.shard, None)
+            if not lanes.waits:
+                wrote = 0
+            else:
+                async with self._low:
+                    await self._turn()
+                    wrote = await self._write(shard, lanes, "low")
+        elif now_s - self._aged_s.setdefault(shard.shard, now_s) >= self._wait_s:
+            wrote = await self._write(shard, lanes, "by_age")
+            self._aged_s[shard.shard] = self._monotonic()
+        else:
+            wrote = await self._write(shard, lanes, "urgent")
         return wrote
 
     async def _turn(self) -> None:
@@ -153,7 +195,9 @@ class Slices:
     async def _write(self, shard: Shard, lanes: OpenLanes, kind: str) -> int:
         async with shard.writing:
             await self._writer.settle(shard)
-            wrote = await self._writer.write_slice(shard, lanes, self._size_max, self._monotonic())
+            wrote = await self._writer.write_slice(
+                shard, lanes, self._size_max, self._monotonic(), by_age=kind == "by_age"
+            )
         if wrote:
             metrics.SLICES.labels(kind).inc()
         return wrote

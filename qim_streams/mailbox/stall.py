@@ -63,9 +63,12 @@ class LaneStall:
             await asyncio.wait([task])
 
     async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(min(INTERVAL_S, self._failover_s / 4 or INTERVAL_S))
-            await self.look()
+        try:
+            while True:
+                await asyncio.sleep(min(INTERVAL_S, self._failover_s / 4 or INTERVAL_S))
+                await self.look()
+        except Exception as error:  # noqa: BLE001 - whatever it is, nobody looks any more
+            self._leases.die(f"the watch over lanes failed: {type(error).__name__}: {error}")
 
     async def look(self) -> None:
         """Show the ages; give up the shard that has waited for too long, and end the process."""

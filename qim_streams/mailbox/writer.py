@@ -122,9 +122,11 @@ class EntryWriter:
         while (cut := lanes.small(now_s)) is not None:
             await self._write_cut(shard, lanes, cut, now_s)
 
-    async def write_slice(self, shard: Shard, lanes: OpenLanes, size_max: int, now_s: float) -> int:
+    async def write_slice(
+        self, shard: Shard, lanes: OpenLanes, size_max: int, now_s: float, *, by_age: bool = False
+    ) -> int:
         """Write the next slice; how many mailboxes it had, 0: nothing to do now. StoreUnavailable: repeat."""
-        cut = lanes.slice(min(size_max, self._max), now_s)
+        cut = lanes.slice(min(size_max, self._max), now_s, by_age=by_age)
         if cut is None:
             return 0
         await self._write_cut(shard, lanes, cut, now_s)

@@ -328,7 +328,7 @@ class Worker:
             log_begin=world.log_begin,
             now_ms=lambda: world.now_ms,
             entries_max=ENTRIES_MAX,
-            slicing=SliceTerms(ENTRIES_MAX, slice_max, 0.0),
+            slicing=SliceTerms(ENTRIES_MAX, slice_max, 0.9),
             monotonic=lambda: world.clock_s,
             tail=TailLog(world),
         )
