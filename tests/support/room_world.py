@@ -138,7 +138,7 @@ class RoomWorld:
         self.body_bytes_max: int = limits.get("body_bytes_max", 8_192)
         self.msg_per_s: float = limits.get("msg_per_s", 1_000_000.0)
         self.writer: RoomWriter | None = None
-        self.deadline_s = 5.0
+        self.deadline_s = 60.0
 
     async def _new_id(self) -> bytes:
         self.ids += 1
@@ -164,7 +164,7 @@ class RoomWorld:
         for number in range(PARTITIONS):
             self.store.epochs[number] = self.store.epochs.get(number, 0) + 1
             writer.grant(Grant(f"rm:{number}", self.store.epochs[number]))
-        await eventually(lambda: len(writer.ready) == PARTITIONS, what="all partitions are served")
+        await eventually(lambda: len(writer.ready) == PARTITIONS, 60, what="all partitions are served")
         self.writer = writer
         return writer
 
