@@ -27,6 +27,8 @@ from tests.support.waiting import eventually
 pytestmark = [pytest.mark.integration, pytest.mark.chaos, pytest.mark.timeout(600)]
 
 HEAL_S: Final = 90.0
+BACK_S: Final = 180.0  # one that dies often is started again later each time
+KILLS: Final = 12  # of the long form
 PAUSE_S: Final = 0.02
 DEVICES: Final = ("phone", "laptop")
 OPTIONS: Final = ClientOptions(backoff_base_ms=50, backoff_cap_ms=500, follow_endpoint=False)
@@ -212,7 +214,7 @@ async def killed(stack: StackProcess, *roles: str) -> None:
     """SIGKILL to all of them at once, until they are back."""
     pids = {role: stack.kill(role) for role in roles}
     for role, pid in pids.items():
-        await asyncio.to_thread(stack.wait_restarted, role, pid)
+        await asyncio.to_thread(stack.wait_restarted, role, pid, BACK_S)
 
 
 async def test_lists_after_the_projection_and_the_keeper_were_killed(
@@ -236,7 +238,7 @@ async def test_lists_after_many_kills(
     stack = start_stack(f"lists-{projection}", "--fsync", "always", env=env)
     chance = random.Random(new_seed())
     async with talking(stack, users=8, groups=6) as talk:
-        for _ in range(20):
+        for _ in range(KILLS):
             await killed(stack, *chance.sample(roles, chance.choice((1, 1, 2))))
             await talk.more(60)
     figures["actions"] = talk.done

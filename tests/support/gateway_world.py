@@ -60,6 +60,7 @@ from qim_streams.testing.memory_push import KeptLog, MemoryPushDevices
 from qim_streams.wire import MSGPACK, Codec
 from qim_streams.wire.events import common_body
 from qim_streams.wire.frames import Auth, AuthOk, Event, PullMailbox, PushEvents, SyncComplete
+from qim_streams.wire.frames_sessions import SessionTotals
 from tests.support.history_world import HistoryWorld
 from tests.support.mailbox_world import Bodies, Epochs, HookedStore
 from tests.support.session_world import SessionWorld
@@ -393,6 +394,10 @@ class GatewayWorld:
         return said
 
 
+def _is_told(frame: Any) -> bool:
+    return isinstance(frame, SessionTotals) and frame.rid is None
+
+
 def now_ms() -> int:
     """The wall clock."""
     return time.time_ns() // 1_000_000
@@ -453,15 +458,19 @@ class WireClient:
         raise ConnectionError(f"closed {self.socket.close_code}")
 
     async def expect(self, kind: type, timeout_s: float = 5.0) -> Any:
-        """The next frame, which must be of `kind`."""
+        """The next frame, which must be of `kind`; totals that nobody asked for come when they come."""
         frame = await self.receive(timeout_s)
+        while kind is not SessionTotals and _is_told(frame):
+            frame = await self.receive(timeout_s)
         assert type(frame) is kind, frame
         return frame
 
     async def call(self, frame: Any) -> Any:
-        """Send a frame and return the next one."""
+        """Send a frame and return the next one, totals after a change aside."""
         await self.send(frame)
-        return await self.receive()
+        while _is_told(answer := await self.receive()):
+            pass
+        return answer
 
     async def closed(self) -> int:
         """Read to the end; the close code."""
