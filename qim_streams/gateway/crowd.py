@@ -17,10 +17,10 @@ from collections.abc import Callable
 from typing import Final
 
 WAIT_S: Final = 2.0  # of the queue, at the present rate
-WAITING_MIN: Final = 128
+WAITING_MIN: Final = 32
 WAITING_MAX: Final = 512
 RATE_FIRST: Final = 250.0  # sign-ons a second until one was measured
-RATE_MIN: Final = 20.0
+RATE_MIN: Final = 4.0
 WINDOW_S: Final = 0.5
 _KEEP: Final = 0.6  # weight of the past per window
 AGAIN_MIN_MS: Final = 500
@@ -61,8 +61,10 @@ class Crowd:
 
     def again_ms(self) -> int:
         """0: there is room. Else when to come again; that place in line is taken then."""
-        if self.waiting < self.room:
-            return 0
+        return 0 if self.waiting < self.room else self.line_up_ms()
+
+    def line_up_ms(self) -> int:
+        """When to come again, whether there is room or not."""
         now_s = self._now_s()
         first_s = now_s + AGAIN_MIN_MS / 1_000
         last_s = now_s + AGAIN_MAX_MS / 1_000

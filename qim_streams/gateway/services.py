@@ -20,6 +20,7 @@ from qim_streams.gateway.registry import Registry
 from qim_streams.gateway.room_seat import NoRooms, Rooms
 from qim_streams.gateway.session_lists import ListSession, SessionListFrames
 from qim_streams.gateway.tokens import TokenVerifier
+from qim_streams.gateway.turns import Turns
 from qim_streams.history.service import HistoryService
 from qim_streams.membership.ports import OrdinalDirectory
 from qim_streams.placement import mailbox_shard
@@ -29,7 +30,6 @@ from qim_streams.sharding.follower import Mappings
 from qim_streams.sync.pull import PullService
 from qim_streams.sync.service import SyncService
 
-AUTHS_AT_ONCE_MAX: Final = 64  # sign-ons that ask the stores at once; more wait for their turn
 DRAINING_MS: Final = 1_000  # until another gateway is asked
 PULLS_AT_ONCE_MAX: Final = 64  # in the whole gateway: bounds the memory that bodies take
 FILLS_AT_ONCE_MAX: Final = 32  # beside the pulls: who is online already must not wait behind who syncs
@@ -72,10 +72,7 @@ class Services:
     mappings: Mappings | None = None  # None: shards are never split
     draining: bool = False
     syncing: int = 0  # sessions between AUTH_OK and ONLINE_READY
-    # In turn: if thousands went side by side, all would end late together, past the deadline of AUTH, and
-    # what was read for them would be read again and again.
-    auth_slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AUTHS_AT_ONCE_MAX))
-    crowd: Crowd = field(default_factory=lambda: Crowd(time.monotonic))
+    turns: Turns = field(default_factory=lambda: Turns(Crowd(time.monotonic)))
     fill_slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(FILLS_AT_ONCE_MAX))
     readiness: Readiness = field(default_factory=Readiness)  # what besides the pushes is in the way
 
@@ -92,7 +89,7 @@ class Services:
 
     def crowded_ms(self) -> int:
         """When somebody who wants to sign on now should come again; 0: now is fine."""
-        return DRAINING_MS if self.draining else self.crowd.again_ms()
+        return DRAINING_MS if self.draining else self.turns.crowd.again_ms()
 
     def sync_delay_ms(self) -> int:
         """In a storm of reconnects the pulls are spread by chance; nobody waits in quiet times."""

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any, Final
 
 from qim_streams import failpoints, limits
-from qim_streams.errors import AdmissionRefused, ProtocolError, QimError, SyncVerdict
+from qim_streams.errors import ProtocolError, QimError, SyncVerdict
 from qim_streams.gateway.asking import WriterRequests
 from qim_streams.gateway.auth_ok import auth_ok
 from qim_streams.gateway.feed import LiveFeed
@@ -202,17 +202,10 @@ class ClientSession:
     async def _authenticate(self, frame: Auth) -> None:
         if self._all.draining:
             raise SyncVerdict("SHUTTING_DOWN", "this gateway is about to stop")
-        crowd = self._all.crowd
-        wait_ms = crowd.again_ms()
-        if wait_ms:
-            raise AdmissionRefused("OVERLOADED", "too many sign on at once", retry_after_ms=wait_ms)
+        self._all.turns.refuse_crowd()
         claims = self._all.tokens.verify(frame.access_token)
-        crowd.enter()
-        try:
-            async with self._all.auth_slots:
-                await self._sign_on(frame, claims.tenant_id, claims.user_id)
-        finally:
-            crowd.leave()
+        async with self._all.turns.turn():
+            await self._sign_on(frame, claims.tenant_id, claims.user_id)
 
     async def _sign_on(self, frame: Auth, tenant_id: str, user_id: str) -> None:
         (ordinal,) = await self._all.ordinals.assign(tenant_id, [user_id])

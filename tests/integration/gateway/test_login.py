@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from qim_streams.gateway.services import AUTHS_AT_ONCE_MAX, PULLS_AT_ONCE_MAX
+from qim_streams.gateway.services import PULLS_AT_ONCE_MAX
+from qim_streams.gateway.turns import AT_ONCE_MAX, Turns
 from qim_streams.wire import CODECS, Codec
 from qim_streams.wire.connection import State
 from qim_streams.wire.frames import (
@@ -312,7 +313,8 @@ async def test_I10_sign_ons_of_a_storm_ask_the_stores_in_turn() -> None:
     world = GatewayWorld()
     slow = world.ordinals = SlowOrdinals()
     async with world.running():
-        clients = [await WireClient.connect(world.url) for _ in range(AUTHS_AT_ONCE_MAX + 20)]
+        world.services.turns = Turns(world.services.turns.crowd, 120.0)
+        clients = [await WireClient.connect(world.url) for _ in range(AT_ONCE_MAX + 20)]
         try:
             for number, client in enumerate(clients):
                 await client.send(Auth(1, token(f"u{number}"), "phone", None))
@@ -322,15 +324,15 @@ async def test_I10_sign_ons_of_a_storm_ask_the_stores_in_turn() -> None:
                 10,
                 "every AUTH",
             )
-            await eventually(lambda: slow.asking == AUTHS_AT_ONCE_MAX, 10, "the first ones to ask")
+            await eventually(lambda: slow.asking == AT_ONCE_MAX, 10, "the first ones to ask")
             gone = clients.pop()
             await gone.close()
             await eventually(lambda: len(world.server.sockets) == len(clients), 10, "the one that went")
-            assert slow.asking == AUTHS_AT_ONCE_MAX
+            assert slow.asking == AT_ONCE_MAX
             slow.free.set()
             for client in clients:
                 await client.expect(AuthOk, 10)
-            assert (slow.most, slow.asking) == (AUTHS_AT_ONCE_MAX, 0)
+            assert (slow.most, slow.asking) == (AT_ONCE_MAX, 0)
         finally:
             for client in clients:
                 await client.close()

@@ -138,8 +138,8 @@ async def test_a_session_replaced_elsewhere_ends() -> None:
 async def test_a_crowd_is_sent_away_before_it_makes_everybody_late(world: GatewayWorld) -> None:
     """I10: no handshakes while a second of sign-ons waits; who is inside is told when to come again."""
     async with await WireClient.connect(world.url) as inside:
-        for _ in range(world.services.crowd.room):
-            world.services.crowd.enter()
+        for _ in range(world.services.turns.crowd.room):
+            world.services.turns.crowd.enter()
         refusal = await inside.call(Auth(1, token("ben"), "phone", None))
         assert (type(refusal), refusal.name) == (Error, "OVERLOADED")
         assert refusal.retry_after_ms >= AGAIN_MIN_MS
@@ -148,10 +148,10 @@ async def test_a_crowd_is_sent_away_before_it_makes_everybody_late(world: Gatewa
         assert sent_away.value.status == 503
         assert sent_away.value.headers is not None
         assert 1 <= int(sent_away.value.headers["Retry-After"]) <= 2
-        while world.services.crowd.waiting:
-            world.services.crowd.leave()
+        while world.services.turns.crowd.waiting:
+            world.services.turns.crowd.leave()
         await inside.sign_on("ben")
-    assert world.services.crowd.waiting == 0
+    assert world.services.turns.crowd.waiting == 0
 
 
 async def test_presence_is_announced_refreshed_and_taken_back() -> None:
