@@ -151,7 +151,7 @@ async def test_paused_owners_of_every_kind_at_once(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60 * ROUNDS_LONG)
+@pytest.mark.timeout(600 + 60 * ROUNDS_LONG)
 async def test_paused_owners_many_times(
     stack: StackProcess, others: dict[str, ExtraWorker], under_traffic: UnderTraffic, figures: dict[str, Any]
 ) -> None:
