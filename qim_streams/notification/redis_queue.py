@@ -130,6 +130,22 @@ class RedisTaskQueue:
             return sum(int(one) for one in _checked(await exchange(self._client, commands)))
 
 
+class RedisSentTasks:
+    """`trace.service.Notified`: which tasks were handed to a provider, as far as it is remembered."""
+
+    def __init__(self, client: RedisClient) -> None:
+        self._client = client
+
+    async def sent(self, tasks: Sequence[tuple[int, bytes]]) -> list[bool]:
+        """See the port; many tasks in one round trip."""
+        if not tasks:
+            return []
+        async with translated("notifications"):
+            commands = [("ZSCORE", _key(slot, "sent"), task_id) for slot, task_id in tasks]
+            answers = await exchange(self._client, commands)
+        return [one is not None for one in _checked(answers)]
+
+
 def _checked(answers: Sequence[Any]) -> list[Any]:
     for answer in answers:
         if isinstance(answer, BaseException):

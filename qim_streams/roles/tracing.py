@@ -12,6 +12,7 @@ from qim_streams.commit.calls import PartitionCalls
 from qim_streams.commit.redis_store import RedisConversationStore
 from qim_streams.mailbox.redis_store import RedisMailboxStore
 from qim_streams.membership.redis_reader import RedisMembershipReader
+from qim_streams.notification.redis_queue import RedisSentTasks
 from qim_streams.placement import outbox_partition
 from qim_streams.redis_tier import RedisClient, connect
 from qim_streams.script_pipe import ScriptPipe
@@ -42,6 +43,7 @@ async def tracing(settings: Settings, redis: RedisClient | None = None) -> Async
             mailboxes=RedisMailboxStore(client),
             archive=archive,
             outbox_partitions=settings.outbox_partitions,
+            notified=RedisSentTasks(client) if settings.push_providers() else None,
         )
     finally:
         await log.close()

@@ -77,6 +77,18 @@ class ArchivePlace:
 
 
 @dataclass(frozen=True, slots=True)
+class NotifiedPlace:
+    """Devices without presence that the message made a task for, and those that a provider was told of.
+
+    What was sent is remembered for about as long as a message may be notified; later it cannot be told.
+    """
+
+    tasks: int
+    sent: int
+    at_ms: int  # of the first task
+
+
+@dataclass(frozen=True, slots=True)
 class Level:
     """One of the contract's levels. `reached` None: it cannot be told."""
 
@@ -98,6 +110,7 @@ class MessageTrace:
     shards_expected: tuple[int, ...] | None = None
     dispatches: list[DispatchPlace] = field(default_factory=list)
     pushes: list[PushPlace] = field(default_factory=list)
+    notified: NotifiedPlace | None = None
     archive: ArchivePlace | None = None
     levels: list[Level] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

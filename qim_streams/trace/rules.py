@@ -14,6 +14,7 @@ from qim_streams import hlc
 from qim_streams.errors import RecordError
 from qim_streams.ids import ID_BYTES
 from qim_streams.mailbox.pages import decode_page
+from qim_streams.notification.records import decode_task
 from qim_streams.placement import lane_of_ordinal
 from qim_streams.records import (
     OUTBOX_RELAYED,
@@ -97,6 +98,17 @@ def find_pushes(entry: LogEntry, tenant_id: str, message_id: bytes) -> PushPlace
     return PushPlace(entry.partition, entry.offset, entry.at_ms, batch.mailbox_shard, devices)
 
 
+def find_task(entry: LogEntry, tenant_id: str, message_id: bytes) -> bytes | None:
+    """The id of a push task of the message, if `entry` is one of that tenant."""
+    if entry.value is None or message_id not in entry.value:
+        return None
+    try:
+        task = decode_task(entry.value)
+    except RecordError:
+        return None
+    return task.task_id if (task.message_id, task.tenant_id) == (message_id, tenant_id) else None
+
+
 def recipients_of(inline: bytes | None, bitmap: bytes | None) -> list[int] | None:
     """The user ordinals of a dispatch, ascending; None when neither form is at hand."""
     if inline is not None:
@@ -173,6 +185,10 @@ def judge(trace: MessageTrace) -> list[Level]:
     devices = sum(push.devices for push in trace.pushes)
     first_push = min((push.at_ms for push in trace.pushes), default=None)
     levels.append(level("PUSHED", bool(devices), first_push, f"handed to gateways for {devices} devices"))
+    if trace.notified is not None:
+        told = trace.notified
+        detail = f"handed to providers for {told.sent} of {told.tasks} devices without presence"
+        levels.append(level("NOTIFIED", bool(told.sent) or None, None, detail))
     if trace.archive is not None:
         place = trace.archive
         detail = f"{'in' if place.present else 'not in'} the archive, watermark {place.watermark}"

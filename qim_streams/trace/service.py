@@ -22,10 +22,11 @@ from qim_streams.mailbox.ports import StoredEntry, WatermarkState
 from qim_streams.membership.ports import MembershipReader
 from qim_streams.records import GroupDispatch, MessageRecord, OutboxRecord
 from qim_streams.trace import rules
-from qim_streams.trace.model import ArchivePlace, DispatchPlace, MessageTrace, PushPlace
+from qim_streams.trace.model import ArchivePlace, DispatchPlace, MessageTrace, NotifiedPlace, PushPlace
 from qim_streams.trace.ports import LogEntry, LogReader, Scan
 
 OUTBOX, DISPATCH, PUSH = "qim.outbox.v1", "qim.dispatch.v1", "qim.push.v1"
+TASKS = "qim.push-task.v1"
 PROGRESS = "qim-mailbox-node-dispatch_progress-changelog"
 
 
@@ -51,6 +52,13 @@ class Mailboxes(Protocol):
         """Everything at or below may be gone from the mailbox; -1 when nothing was trimmed."""
 
 
+class Notified(Protocol):
+    """What providers were told of."""
+
+    async def sent(self, tasks: Sequence[tuple[int, bytes]]) -> list[bool]:
+        """Whether each (partition, task id) was handed over, as far as that is remembered."""
+
+
 @dataclass(frozen=True, slots=True)
 class TraceDeps:
     """What a trace reads."""
@@ -61,6 +69,7 @@ class TraceDeps:
     mailboxes: Mailboxes
     archive: ArchiveReader
     outbox_partitions: int
+    notified: Notified | None = None  # None: offline push is switched off
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +146,36 @@ class _Search:
             await self._find_dispatches(found)
             await self._find_pages()
             await self._find_pushes(found)
+            await self._find_notified(found)
             await self._find_archived(found, address)
         trace.levels = rules.judge(trace)
         return trace
+
+    # -- NOTIFIED
+
+    async def _find_notified(self, found: _Found) -> None:
+        """Tasks of the message, each device's once however often it was made, and which were sent."""
+        notified = self.deps.notified
+        if notified is None:
+            return
+        partitions = list(range(await self.deps.log.partitions(TASKS)))
+        hits: dict[tuple[int, bytes], int] = {}
+
+        def visit(entry: LogEntry) -> bool:
+            task_id = rules.find_task(entry, self.tenant_id, self.message_id)
+            if task_id is not None:
+                hits.setdefault((entry.partition, task_id), entry.at_ms)
+            return False
+
+        self._tell(f"{TASKS}: {len(partitions)} partitions")
+        since = found.entry.at_ms - self.limits.clock_margin_ms
+        starts = await self.deps.log.offsets_at(TASKS, partitions, since)
+        scan = await self.deps.log.scan(TASKS, starts, visit, self.limits.entries_max)
+        if not scan.complete:
+            self.trace.notes.append(f"{TASKS}: gave up after {scan.entries} records")
+        if hits:
+            sent = await notified.sent(list(hits))
+            self.trace.notified = NotifiedPlace(len(hits), sum(sent), min(hits.values()))
 
     # -- COMMITTED
 

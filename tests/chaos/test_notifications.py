@@ -19,7 +19,7 @@ from tests.support.push_servers import Authority, FakeProviders, Reply, Request,
 from tests.support.stack import StackProcess
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.integration, pytest.mark.chaos, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.integration, pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(400)]
 
 WITHIN_S = 90.0
 TASKS = "qim.push-task.v1"
