@@ -24,13 +24,14 @@ from tests.support.waiting import eventually_sync
 
 pytestmark = [pytest.mark.integration, pytest.mark.chaos, pytest.mark.timeout(600)]
 
+SHARDS = "2"
 SMALL = {
-    "QIM_MAILBOX_SHARDS": "2",
+    "QIM_MAILBOX_SHARDS": SHARDS,
     "QIM_MAILBOX_WRITEBATCH_MAX_ENTRIES": "3",
     "QIM_MAILBOX_LARGE_RECORD_ENTRIES": "3",
     "QIM_MAILBOX_SLICE_ENTRIES": "3",
 }
-STALL_S = 4
+STALL_S = "6"
 GONE_S = 90.0
 
 
@@ -69,7 +70,9 @@ async def test_a_lane_that_stands_still_costs_its_worker_the_shard(
     start_stack: StartStack, under_traffic: UnderTraffic, figures: dict[str, Any]
 ) -> None:
     """A mailbox that refuses holds its lane, then costs the shard its worker; mended, nothing is missing."""
-    stack = start_stack("stall", "--quick", env=SMALL | {"QIM_LANE_STALL_FAILOVER_S": str(STALL_S)})
+    stack = start_stack(
+        "stall", "--quick", env={"QIM_MAILBOX_SHARDS": SHARDS, "QIM_LANE_STALL_FAILOVER_S": STALL_S}
+    )
     async with under_traffic(stack, Plan("stall", new_seed(), silent=4, rate=12.0)) as traffic:
         await traffic.more_acks(30)
         pid, key = stack.role("mailbox").pid, await asyncio.to_thread(plant, stack, traffic.silent[0])
@@ -87,7 +90,7 @@ async def test_a_lane_that_stands_still_costs_its_worker_the_shard(
 
 def plant(stack: StackProcess, user: str) -> bytes:
     """Put something that is no stream in the place of a user's mailbox, which has entries; its key."""
-    tenant, shards = stack.address().require_tenant(), int(SMALL["QIM_MAILBOX_SHARDS"])
+    tenant, shards = stack.address().require_tenant(), int(SHARDS)
     number, shard = lane(tenant, user), mailbox_shard(tenant, user, shards)
     with redis.Redis.from_url(stack.client["redis_url"]) as client:
         key = b""

@@ -464,15 +464,17 @@ class Checkpoints:
         self.handled: list[int] = []
         self.taken: list[int] = []
         self.failures = 0
+        self.reached: int | None = None  # what a checkpoint says is done, if not all
 
     async def handle(self, batch: SourceBatch) -> None:
         self.handled += [record.offset for record in batch.records]
 
-    async def checkpoint(self, _: Sequence[int]) -> None:
+    async def checkpoint(self, partitions: Sequence[int]) -> dict[int, int] | None:
         if self.failures:
             self.failures -= 1
             raise StoreUnavailable("the log does not answer", Outcome.UNKNOWN)
         self.taken.append(self.handled[-1])
+        return None if self.reached is None else dict.fromkeys(partitions, self.reached)
 
     def lanes(self, acks: list[int], **changes: object) -> PartitionLanes:
         """Lanes of source `in` with this role."""
@@ -505,6 +507,22 @@ async def test_a_checkpoint_comes_when_no_record_does() -> None:
     await eventually(lambda: acks == [4, 6], 5.0, "the next one")
     assert role.taken == [4, 6]
     await lanes.stop(deadline())
+
+
+async def test_a_checkpoint_that_reached_a_part_acknowledges_that_and_comes_again() -> None:
+    """The role goes on with a batch after it returned: nothing of that is acknowledged before it is done."""
+    role, acks = Checkpoints(), list[int]()
+    role.reached = 2
+    lanes = role.lanes(acks, checkpoint_s=0.01)
+    lanes.open(0, 1, 0, -1)
+    lanes.offer(event(chunk(0, 4)))
+    await eventually(lambda: len(role.taken) > 2, 20.0, "checkpoints without a new record")
+    assert set(acks) == {2}
+    role.reached = 4
+    await eventually(lambda: acks[-1] == 4, 20.0, "the rest")
+    taken = len(role.taken)
+    await lanes.stop(deadline())
+    assert (acks[-1], len(role.taken)) == (4, taken), "all was done: none is due any more"
 
 
 async def test_a_lane_that_stops_takes_its_last_checkpoint() -> None:
