@@ -104,6 +104,7 @@ DRIVER_HOMES = {
         "*.redis_*",
         "qim_streams.commit.calls",
         "qim_streams.script_pipe",
+        "qim_streams.command_pipe",
     ),
     "confluent_kafka": ("qim_streams.streaming", "*.kafka_*", "qim_streams.embedded.kafka"),
     "aiokafka": ("qim_streams.streaming", "*.kafka_*", "qim_streams.push.presence_follower"),
