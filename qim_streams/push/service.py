@@ -136,6 +136,8 @@ class PushStage:
         lanes, online = shard.open, self._online.get(shard.shard)
         if lanes is None:
             raise InvariantViolation(f"shard {shard.shard}: its lanes stand together")
+        if self._offline is not None:
+            await self._offline.offer([(shard, records)], self._online, lanes_apart=True)
         found: list[tuple[Shard, Audiences]] = []
         if online is not None and len(online):
             found = [(shard, part) for _, part in find_audiences(records, online)]

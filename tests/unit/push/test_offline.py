@@ -94,6 +94,16 @@ async def test_what_was_offered_before_old_and_edits_make_no_task() -> None:
     assert bench.told == []
 
 
+async def test_while_lanes_stand_apart_everything_offered_is_new() -> None:
+    """A large record is pushed in parts, some of them behind the shard's own position."""
+    bench = Bench()
+    await bench.tasks.attach(0)
+    await bench.learn(registered("ben", 65, "phone"))
+    part = [Addressed(9, dispatch(9), [65])]
+    await bench.tasks.offer([(bench.shard, part)], {0: bench.online}, lanes_apart=True)
+    assert bench.told == [(9, "ben", "phone")]
+
+
 async def test_removed_dead_and_unregistered_make_no_task_and_settings_are_no_device() -> None:
     bench = Bench()
     await bench.tasks.attach(0)

@@ -42,3 +42,14 @@ def test_the_mailbox_workers_may_keep_the_lists(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("QIM_SESSION_PROJECTION", keeper)
     planned = names(run._without_unwanted(StackOptions(Path("/s"), workers={"qsession": 2})))
     assert ("qsession" in planned) == (keeper == "qsession")
+
+
+@pytest.mark.parametrize("providers", ["", "apns,webhook"])
+def test_notifications_are_sent_where_a_provider_is_named(
+    monkeypatch: pytest.MonkeyPatch, providers: str
+) -> None:
+    """QIM_NOTIFICATION_PROVIDERS switches the role on; without it an idle process is spared."""
+    monkeypatch.setenv("QIM_NOTIFICATION_PROVIDERS", providers)
+    planned = names(run._without_unwanted(StackOptions(Path("/s"), workers={"notification": 2})))
+    assert ({"notification", "notification-1"} <= planned) == bool(providers)
+    assert bool(providers) or not any(name.startswith("notification") for name in planned)
