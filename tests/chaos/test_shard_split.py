@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.chaos, pytest.mark.timeout(60
 
 STEPS = ("prepared", "marked_some", "all_marked", "marks_noted", "ends_read", "settled")
 COMMAND_S = 120.0
+ROOM = {"QIM_MAILBOX_SHARDS": "2", "QIM_MAILBOX_SHARDS_MAX": "4"}
 
 
 def qim(stack: StackProcess, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -49,8 +50,7 @@ def deaths(stack: StackProcess) -> dict[str, int]:
 
 @pytest.fixture(scope="module")
 def stack(start_stack: StartStack) -> StackProcess:
-    env = {"QIM_MAILBOX_SHARDS": "2", "QIM_MAILBOX_SHARDS_MAX": "4"}
-    return start_stack("split", "--fsync", "always", env=env)
+    return start_stack("split", "--fsync", "always", env=ROOM)
 
 
 async def test_shards_are_split_under_traffic(
@@ -86,13 +86,10 @@ async def test_shards_are_split_under_traffic(
 @pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
 async def test_the_run_is_killed_at_every_step(
-    start_stack: StartStack, under_traffic: UnderTraffic, step: str, tmp_path: Path
+    tmp_path: Path, under_traffic: UnderTraffic, step: str
 ) -> None:
     """And, while it lies there, a worker of every stage is, too."""
-    stack = start_stack(f"split-{step.replace('_', '-')}", "--fsync", "always", env={
-        "QIM_MAILBOX_SHARDS": "2", "QIM_MAILBOX_SHARDS_MAX": "4",
-    })  # fmt: skip
-    with stack:
+    with StackProcess(tmp_path / "stack", "--fsync", "always", env=ROOM) as stack:
         plan = Plan(run=f"{step[:6]}{new_seed()}", seed=new_seed(), users=8, silent=4, rate=40.0)
         async with under_traffic(stack, plan):
             await asyncio.sleep(1.0)
