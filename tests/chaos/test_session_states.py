@@ -26,7 +26,7 @@ from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.integration, pytest.mark.chaos, pytest.mark.timeout(600)]
 
-HEAL_S: Final = 90.0
+HEAL_S: Final = 180.0
 BACK_S: Final = 180.0  # one that dies often is started again later each time
 KILLS: Final = 12  # of the long form
 PAUSE_S: Final = 0.02
