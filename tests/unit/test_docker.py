@@ -13,6 +13,7 @@ from qim_streams.cli import _COMMANDS
 from qim_streams.codec import RECORD_BYTES_MAX
 from qim_streams.settings import SECRETS, Settings, load_settings
 from qim_streams.stack.plan import SERVER_ROLES, STREAM_ROLES
+from qim_streams.streaming import topics
 
 ON_DEMAND = {"webhook", "notification"}  # they need an application's file or a provider's key first
 DOCKER = Path(__file__).resolve().parents[2] / "docker"
@@ -115,7 +116,11 @@ def test_three_brokers_change_only_what_three_brokers_need(compose: dict[str, An
     more = yaml.safe_load((DOCKER / "compose.three-brokers.yaml").read_text())["services"]
     assert {name for name in more if name not in compose["services"]} == {"redpanda-1", "redpanda-2"}
     for name in {*roles, "prepare"} - ON_DEMAND:
-        assert more[name]["environment"]["QIM_TOPIC_PROFILE"] == "production"
+        settings = {
+            key.removeprefix("QIM_").lower(): value for key, value in more[name]["environment"].items()
+        }
+        resolved = topics.load().resolve_for(load_settings(**settings))
+        assert resolved["qim.outbox.v1"].replication == 3
     assert set(compose["services"]["redpanda"]["command"]) <= set(more["redpanda"]["command"])
 
 
@@ -164,6 +169,8 @@ def test_kubernetes_has_a_stateful_set_per_role_with_the_settings_that_exist() -
     documents = list(yaml.safe_load_all((DOCKER / "k8s" / "qim.yaml").read_text()))
     (config,) = [one["data"] for one in documents if one["kind"] == "ConfigMap"]
     assert all(name.removeprefix("QIM_").lower() in Settings.model_fields for name in config)
+    given = {key.removeprefix("QIM_").lower(): value for key, value in config.items() if "_FILE" not in key}
+    assert topics.load().resolve_for(load_settings(**given))["qim.dispatch.v1"].partitions == 256
     sets = {one["metadata"]["name"]: one["spec"] for one in documents if one["kind"] == "StatefulSet"}
     every = {*STREAM_ROLES, *SERVER_ROLES}
     assert every - ON_DEMAND <= sets.keys() <= every

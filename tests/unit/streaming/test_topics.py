@@ -48,6 +48,7 @@ def test_the_declared_topics_are_valid_and_complete() -> None:
         "qim.mapping.v1": 1,
         "qim.push.v1": 4,
         "qim.push-task.v1": 4,
+        "qim.push-device.v1": 8,
         "qim.membership.v1": 4,
         "qim.room.v1": 4,
         "qim.dead-letter.v1": 1,
@@ -85,7 +86,11 @@ def test_production_wants_its_counts_set() -> None:
     with pytest.raises(ConfigError, match="QIM_OUTBOX_PARTITIONS: must be set"):
         topics.load().resolve_for(load_settings(topic_profile="production"))
     settings = load_settings(
-        topic_profile="production", outbox_partitions=64, mailbox_shards=256, connection_shards=64
+        topic_profile="production",
+        outbox_partitions=64,
+        mailbox_shards=256,
+        connection_shards=64,
+        room_partitions=32,
     )
     assert topics.load().resolve_for(settings)[DISPATCH].partitions == 256
 
