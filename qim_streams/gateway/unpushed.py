@@ -76,7 +76,7 @@ class Unpushed:
         counters = self._all.counters
         counters.ready, counters.push_silent_seconds = int(not trouble), self._pushes.silent_s
         if bool(trouble) != bool(self._said):
-            log.warning("pushes reach this gateway again" if not trouble else "sessions go by W: %s", trouble)
+            log.warning("pushes: %s", trouble or "they reach this gateway again")
         self._said = trouble
         sessions = self._waiting(everybody=bool(trouble))
         counters.unpushed_sessions = len(sessions)

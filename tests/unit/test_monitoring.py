@@ -105,6 +105,9 @@ def test_dashboards_are_complete(series: dict[str, set[str]]) -> None:
 
 
 def test_metric_names_begin_with_the_stage_that_owns_them(series: dict[str, set[str]]) -> None:
-    stages = "archiver|fanout|gateway|history|log|mailbox|notification|ownership|push|qsession|quotas|rooms|sessions|stream|table|webhook|writer"
+    stages = (
+        "archiver|fanout|gateway|history|log|mailbox|notification|ownership|push|qsession|quotas|rooms|sessions|"
+        "stream|table|webhook|writer"
+    )
     odd = [n for n in series if n.startswith("qim_") and not re.fullmatch(rf"qim_({stages})(_[a-z0-9]+)+", n)]
     assert not odd, "qim_<stage>_<noun>_<unit>"
