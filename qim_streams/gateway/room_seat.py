@@ -149,8 +149,8 @@ class RoomSeat:
 
     def flush(self) -> int:
         """Write what the socket takes; how many messages that were. What is left waits for the next tick."""
-        if self._events and not self._outbound.is_full:
-            self._put_events()
+        if self._events:
+            self._put_events()  # or at a later tick, even when nothing else is said any more
         queue, outbound = self._queue, self._outbound
         if not queue:
             return 0

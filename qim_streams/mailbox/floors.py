@@ -13,6 +13,7 @@ Spec: §5, §14.7.
 from typing import NamedTuple
 
 from qim_streams.codec import pack_fields, unpack_fields
+from qim_streams.errors import RecordError
 from qim_streams.mailbox import watermark as rule
 from qim_streams.mailbox.ports import ChangelogTable
 from qim_streams.mailbox.watermark import Marks
@@ -37,7 +38,10 @@ class Floor(NamedTuple):
 def decode_floor(data: bytes) -> Floor:
     """A Floor from its bytes; RecordError if they are not one."""
     packed, epoch, at_ms, *more = unpack_fields(data, 3, "Floor")
-    return Floor(rule.unpack(packed), epoch, at_ms, more[0] if more else UNKNOWN_EPOCH)
+    since = more[0] if more else UNKNOWN_EPOCH
+    if not (isinstance(packed, bytes) and type(epoch) is type(at_ms) is type(since) is int):
+        raise RecordError("Floor: not a packed watermark and numbers")
+    return Floor(rule.unpack(packed), epoch, at_ms, since)
 
 
 def floor_key(shard: int) -> bytes:

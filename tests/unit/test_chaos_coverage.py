@@ -27,7 +27,10 @@ def test_every_failpoint_is_in_the_product() -> None:
 
 
 def test_every_failpoint_is_armed_by_the_kill_tests() -> None:
-    assert test_failpoints.NTH.keys() == failpoints.NAMES
+    assert test_failpoints.NTH.keys() == failpoints.NAMES - test_failpoints.ELSEWHERE.keys()
+    for name, path in test_failpoints.ELSEWHERE.items():
+        step = name.split(".", 1)[1]
+        assert step in (ROOT / path).read_text(), f"{name} is not armed in {path}"
     assert all(nth >= 1 for nth in test_failpoints.NTH.values())
 
 

@@ -107,8 +107,16 @@ before_send:
   - {{tenant: {DEMO_TENANT}, url: "http://127.0.0.1:{port}/check", secret_file: {secret}, deadline_ms: 5000}}
 """)
     left_out = [word for role in ("archiver", "qsession", "rooms") for word in ("--without", role)]
-    with StackProcess(folder / "stack", *left_out, env={"QIM_WEBHOOKS_FILE": str(file)}) as running:
+    latch = folder / "latch"
+    latch.mkdir()
+    env = {
+        "QIM_WEBHOOKS_FILE": str(file),
+        "QIM_FAILPOINT": "webhook.delivered:12:kill",  # taken by the application, not committed yet
+        "QIM_FAILPOINT_LATCH": str(latch),
+    }
+    with StackProcess(folder / "stack", *left_out, env=env) as running:
         yield running
+    assert (latch / "webhook.delivered.spent").exists(), "the worker was not killed at its point"
 
 
 @pytest.fixture
