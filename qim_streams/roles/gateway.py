@@ -119,7 +119,7 @@ async def run_gateway(settings: Settings, stop: asyncio.Event, metrics: Collecto
         mapping_log = KafkaMappingLog(settings.brokers)
         opened.push_async_callback(mapping_log.close)
         mappings = Mappings(settings.mailbox_shards, mapping_log)
-        await mappings.load()
+        await mappings.load_at_start()
         mailboxes = WholeMailboxes(RedisMailboxStore(redis), mappings)
         services, signals = compose(settings, redis, mailboxes, archive, producer, writers, mappings)
         opened.push_async_callback(services.sessions.close)

@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.5
 LOOK_SOON_S: Final = 0.05  # while a split is under way
+START_S: Final = 60.0  # a broker that has just made the topic has no leader for it yet
+START_RETRY_S: Final = 0.1
 
 
 class Mappings:
@@ -50,6 +52,20 @@ class Mappings:
                 for tell in self.on_change:
                     tell(self.current)
         return self.current
+
+    async def load_at_start(self) -> Placement:
+        """As `load`, for a process that starts: a broker that is not ready yet is asked again for a while."""
+        loop = asyncio.get_running_loop()
+        deadline, delay_s = loop.time() + START_S, START_RETRY_S
+        while True:
+            try:
+                return await self.load()
+            except StoreUnavailable as error:
+                if loop.time() + delay_s > deadline:
+                    raise
+                log.warning("mappings are asked for again in %.2f s: %s", delay_s, error)
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, 2.0)
 
     async def at_least(self, version: int) -> Placement:
         """A placement that knows `version`. StoreUnavailable: it cannot be read yet, call again."""

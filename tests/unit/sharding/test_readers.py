@@ -142,3 +142,21 @@ async def test_members_go_to_the_shards_of_the_version() -> None:
     assert spread({0: (4, pack_ordinals(shares[0]))}, placement, 1) == {0: (4, pack_ordinals(shares[0]))}
     turns = [(-1, 0), (7, 1)]
     assert [version_at(turns, one) for one in (0, 7, 8)] == [0, 0, 1]
+
+
+async def test_a_process_that_starts_asks_a_broker_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic that was made just now has no leader for a moment."""
+    monkeypatch.setattr("qim_streams.sharding.follower.START_RETRY_S", 0.001)
+    log, failures = MemoryMappingLog(), [StoreUnavailable("Not leader for partition")] * 3
+    read = log.read
+
+    async def sometimes(start: int) -> tuple[list[bytes], int]:
+        if failures:
+            raise failures.pop()
+        return await read(start)
+
+    monkeypatch.setattr(log, "read", sometimes)
+    with pytest.raises(StoreUnavailable):
+        await Mappings(2, log).load()
+    assert (await Mappings(2, log).load_at_start()).shards == 2
+    assert not failures
