@@ -6,7 +6,7 @@ Spec: §7.
 from typing import Protocol
 
 from qim_streams.gateway.services import Services
-from qim_streams.sessions.rules import Totals
+from qim_streams.sessions.badges import UserTotals
 from qim_streams.sync.ports import MailboxAddress
 from qim_streams.sync.service import Opening
 from qim_streams.wire.frames import AuthOk
@@ -23,8 +23,9 @@ class Signed(Protocol):
         """Whose mailbox."""
 
 
-def auth_ok(services: Services, session: Signed, rid: int, opening: Opening, totals: Totals) -> AuthOk:
+def auth_ok(services: Services, session: Signed, rid: int, opening: Opening, found: UserTotals) -> AuthOk:
     """The answer to AUTH."""
+    totals = found.totals
     settings, address, here = services.settings, session.address, opening.here
     return AuthOk(
         rid=rid,
@@ -45,8 +46,15 @@ def auth_ok(services: Services, session: Signed, rid: int, opening: Opening, tot
         total_unread=totals.unread,
         total_mention=totals.mentions,
         muted_unread=totals.muted_unread,
-        projection_complete=totals.complete,
+        projection_complete=totals.complete and _holds(found.mailbox_seq, opening),
         sync_delay_hint_ms=services.sync_delay_ms() if opening.pending_entries else 0,
         next_ping_interval_ms=settings.ping_interval_ms,
         preferred_endpoint=settings.gateway_public_url or None,
     )
+
+
+def _holds(counted_to: int, opening: Opening) -> bool:
+    """Whether what was counted has every entry that the device hears of: the list may be a moment behind."""
+    if opening.pending_entries == 0:  # nothing of this user lies between cursor and sync_to_seq
+        return counted_to >= min(opening.after_seq, opening.sync_to_seq)
+    return counted_to >= opening.sync_to_seq

@@ -18,7 +18,7 @@ from typing import Final
 from qim_streams.errors import AdmissionRefused, QimError, StoreError
 from qim_streams.gateway.session_rows import totals_frame
 from qim_streams.gateway.signals import SignalBus
-from qim_streams.sessions.badges import Badges
+from qim_streams.sessions.badges import Badges, UserTotals
 from qim_streams.sessions.ports import SessionUser, user_of
 from qim_streams.sessions.rules import Totals
 from qim_streams.sync.ports import MailboxAddress
@@ -33,7 +33,7 @@ PER_S_MAX: Final = 100  # in a storm of sign-ons the others hear that nothing is
 MOMENT_S: Final = 0.1
 CHANGED_MAX: Final = 10_000  # users that wait to be counted; more are told with their next change
 COUNTED_MAX: Final = 16  # of them together
-UNKNOWN: Final = Totals(0, 0, 0, False)
+UNKNOWN: Final = UserTotals(-1, 0, Totals(0, 0, 0, False))
 
 
 class SessionTotalsTeller:
@@ -46,7 +46,7 @@ class SessionTotalsTeller:
         self._changed: dict[SessionUser, int] = {}  # MailboxShard by user
         self._task: asyncio.Task[None] | None = None
 
-    async def at_sign_on(self, address: MailboxAddress) -> Totals:
+    async def at_sign_on(self, address: MailboxAddress) -> UserTotals:
         """The totals of AUTH_OK, or that they are not known: a sign-on waits for no store that is slow."""
         second = self._now_ms() // 1_000
         if second != self._second:
@@ -57,7 +57,7 @@ class SessionTotalsTeller:
         self._left -= 1
         try:
             async with asyncio.timeout(AT_SIGN_ON_S):
-                return (await self._badges.totals(user_of(address), address.shard)).totals
+                return await self._badges.totals(user_of(address), address.shard)
         except (StoreError, TimeoutError, AdmissionRefused) as error:
             log.info("totals of a sign-on are left out: %s", error or "no answer in time")
             return UNKNOWN

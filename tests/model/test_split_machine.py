@@ -284,7 +284,9 @@ class SplitMachine(RuleBasedStateMachine):
             if after < entry[0] <= up_to
         ][:count]
         # A copy behind a marker gives those who move a second entry with the same event_id: clients drop it.
-        device.got += [what for _, what in entries if what not in self.copied or what not in device.got]
+        for _, what in entries:
+            if what not in self.copied or what not in device.got:
+                device.got.append(what)
         device.shard = home
         device.position = entries[-1][0] if len(entries) == count else max(position, watermark)
         self._check(device)

@@ -12,7 +12,7 @@ from qim_streams.embedded.ports import free_ports
 from qim_streams.errors import ConfigError
 from qim_streams.exposition import TARGETS_FILE, serve_metrics, write_targets
 
-PROBES = Counter("qim_exposition_test_probes_total", "what the test counts")
+PROBES = Counter("exposition_test_probes_total", "what the test counts")
 
 
 def test_without_a_port_nothing_listens() -> None:
@@ -25,8 +25,8 @@ def test_the_port_answers_without_a_series_of_creation_times() -> None:
     PROBES.inc()
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         text = answer.read().decode()
-    assert "qim_exposition_test_probes_total 1.0" in text
-    assert "qim_exposition_test_probes_created" not in text
+    assert "exposition_test_probes_total 1.0" in text
+    assert "exposition_test_probes_created" not in text
 
 
 def test_a_port_in_use_is_named() -> None:
