@@ -194,8 +194,10 @@ class RoomSeat:
             self._hall.later(self)
 
     def _trim(self) -> None:
+        """Drop the oldest parts over the bound. The newest stays, however large its tick was (that is bounded):
+        a reader who gets nothing after a loss would not see that he lost something."""
         dropped = 0
-        while self._queue and (
+        while len(self._queue) > 1 and (
             self._queued > QUEUE_MESSAGES_MAX
             or self._queued_bytes > QUEUE_BYTES_MAX
             or len(self._queue) > limits.ROOM_PARTS_MAX
