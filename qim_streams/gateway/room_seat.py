@@ -194,7 +194,7 @@ class RoomSeat:
             self._hall.later(self)
 
     def _trim(self) -> None:
-        """Drop the oldest parts over the bound. The newest stays, however large its tick was (that is bounded):
+        """Drop the oldest parts over the bound. The newest stays, however large its tick was (it is bounded):
         a reader who gets nothing after a loss would not see that he lost something."""
         dropped = 0
         while len(self._queue) > 1 and (
