@@ -123,6 +123,12 @@ class SplitOperation:
         }
         begins = await self._logs.outbox_ends()
         mapping = rules.plan(placement.mapping, olds, following, begins, len(ends))
+        if placement.mapping.splits:
+            # The model finds a message that a user who moves twice sees twice.
+            raise ConfigError(
+                "this deployment was split before: a second split is refused until it is proved that nobody "
+                "sees anything twice (docs/decisions/0021-shard-split.md)"
+            )
         unserved = await self._stores.unserved([pair.new for pair in mapping.splits[-1].pairs])
         if unserved:
             shown = ", ".join(map(str, unserved[:8]))

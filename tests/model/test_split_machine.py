@@ -24,7 +24,7 @@ from qim_streams.sharding.mapping_log import encode, fold
 from qim_streams.sharding.marker import MARKER_KEY, behind, encode_marker
 from qim_streams.sharding.rules import Placement, ShardMapping, Step
 
-GROUPS, OUTBOXES, USERS, ROOM, SPLITS = 2, 2, 12, 16, 3
+GROUPS, OUTBOXES, USERS, ROOM, SPLITS = 2, 2, 12, 16, 1
 PARTITION = st.integers(0, OUTBOXES - 1)
 
 
