@@ -18,7 +18,7 @@ from qim_streams.commit.writer import ConversationWriter, partition_of_resource,
 from qim_streams.errors import FencedError, InvariantViolation, StoreError
 from qim_streams.ownership.keeper import Claimant, LeaseKeeper
 from qim_streams.ownership.ports import Grant, LeaseStore
-from qim_streams.ownership.shares import Seat, fair_share
+from qim_streams.ownership.shares import Seat
 
 log = logging.getLogger(__name__)
 
@@ -109,15 +109,8 @@ class PartitionOwnership:
         self.keeper.lost(resource_of(partition), epoch)
 
     async def _share(self, writer: ConversationWriter) -> None:
-        try:
-            share = fair_share(self._partitions, await self._seat.living())
-        except StoreError as error:
-            log.warning("living writers not counted: %s", error)
-            return
-        self.keeper.hold_max = share
-        surplus = sorted(self.keeper.held)[share:]
+        surplus = await self._seat.surplus(self.keeper, self._partitions)
         if surplus:
-            log.info("giving up %s: the fair share is %d", ", ".join(surplus), share)
             await writer.drain(map(partition_of_resource, surplus), HAND_OVER_TIMEOUT_S)
             await self.keeper.give_up(surplus)
 

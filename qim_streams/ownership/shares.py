@@ -9,11 +9,14 @@ workers than seats) gets the same share as the others.
 Spec: §11.
 """
 
+import logging
 from dataclasses import dataclass
 
 from qim_streams.errors import StoreError
-from qim_streams.ownership.keeper import Claimant
+from qim_streams.ownership.keeper import Claimant, LeaseKeeper
 from qim_streams.ownership.ports import Grant, LeaseStore
+
+log = logging.getLogger(__name__)
 
 SEATS = 64
 
@@ -53,6 +56,21 @@ class Seat:
                     break
         others = {h.node for h in holders if h is not None} - {one.node}
         return len(others) + 1
+
+    async def surplus(self, keeper: LeaseKeeper, resources: int) -> list[str]:
+        """What `keeper` holds above this worker's fair share of `resources`, to be given up; it takes no
+        more than
+        that from now on. Nothing while the others cannot be counted."""
+        try:
+            share = fair_share(resources, await self.living())
+        except StoreError as error:
+            log.warning("living %s not counted: %s", self.name, error)
+            return []
+        keeper.hold_max = share
+        above = sorted(keeper.held)[share:]
+        if above:
+            log.info("giving up %s: the fair share is %d", ", ".join(above), share)
+        return above
 
     async def leave(self) -> None:
         """Give the seat up."""

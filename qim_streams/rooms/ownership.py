@@ -9,10 +9,9 @@ Spec: §10, §11.
 import asyncio
 import logging
 
-from qim_streams.errors import StoreError
 from qim_streams.ownership.keeper import Claimant, LeaseKeeper
 from qim_streams.ownership.ports import LeaseStore
-from qim_streams.ownership.shares import Seat, fair_share
+from qim_streams.ownership.shares import Seat
 from qim_streams.rooms.writer import RoomWriter, number_of, resource_of
 
 log = logging.getLogger(__name__)
@@ -54,7 +53,7 @@ class RoomOwnership:
         keeping: asyncio.Task[None] | None = None
         try:
             while True:
-                await self._share()
+                await self._give_up(await self._seat.surplus(self.keeper, self._partitions))
                 if keeping is None:  # not before the first share is known
                     keeping = asyncio.create_task(self.keeper.run(), name="room-lease-keeper")
                 tasks = {keeping, *self._writer.tasks()}
@@ -76,18 +75,6 @@ class RoomOwnership:
             log.warning("room partitions not given up in %.1f s: the next owner reads more", timeout_s)
         await self.keeper.close()
         await self._seat.leave()
-
-    async def _share(self) -> None:
-        try:
-            share = fair_share(self._partitions, await self._seat.living())
-        except StoreError as error:
-            log.warning("living room writers not counted: %s", error)
-            return
-        self.keeper.hold_max = share
-        surplus = sorted(self.keeper.held)[share:]
-        if surplus:
-            log.info("giving up %s: the fair share is %d", ", ".join(surplus), share)
-            await self._give_up(surplus)
 
     async def _give_up(self, resources: list[str]) -> None:
         for resource in resources:

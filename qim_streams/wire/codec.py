@@ -74,6 +74,21 @@ class Codec(Protocol):
         """SESSION_LIST of rows in the binary form (`codec_msgpack.encode_row`), whichever this codec's is."""
 
 
+def session_list_fields(
+    rid: int, projection_mailbox_seq: int, projection_complete: bool, next_cursor: str | None
+) -> dict[str, Any]:
+    """The fields of a SESSION_LIST before its rows, the same in both encodings."""
+    fields: dict[str, Any] = {
+        NAME_FIELD: "SESSION_LIST",
+        "rid": rid,
+        "projection_mailbox_seq": projection_mailbox_seq,
+        "projection_complete": projection_complete,
+    }
+    if next_cursor is not None:
+        fields["next_cursor"] = next_cursor
+    return fields
+
+
 def check_size(data: bytes, size_max: int) -> None:
     """ProtocolError FRAME_TOO_LARGE for more than `size_max` bytes."""
     if len(data) > size_max:

@@ -18,7 +18,7 @@ import msgpack
 
 from qim_streams import limits
 from qim_streams.errors import ProtocolError
-from qim_streams.wire.codec import NAME_FIELD, check_size, client_frame, server_frame
+from qim_streams.wire.codec import NAME_FIELD, check_size, client_frame, server_frame, session_list_fields
 from qim_streams.wire.frames import NAME_OF, SCHEMA_OF, ClientFrame, Frame, HistoryPage, Message, ServerFrame
 from qim_streams.wire.frames_sessions import ROW
 from qim_streams.wire.schema import Schema
@@ -110,14 +110,7 @@ class JsonCodec:
         next_cursor: str | None,
     ) -> bytes:
         """See `Codec.encode_session_list`."""
-        fields: dict[str, Any] = {
-            NAME_FIELD: "SESSION_LIST",
-            "rid": rid,
-            "projection_mailbox_seq": projection_mailbox_seq,
-            "projection_complete": projection_complete,
-        }
-        if next_cursor is not None:
-            fields["next_cursor"] = next_cursor
+        fields = session_list_fields(rid, projection_mailbox_seq, projection_complete, next_cursor)
         return _dump(fields).encode()[:-1] + b',"rows":[' + b",".join(map(_row_text, rows)) + b"]}"
 
 

@@ -16,7 +16,7 @@ import msgpack
 
 from qim_streams import limits
 from qim_streams.errors import ProtocolError
-from qim_streams.wire.codec import NAME_FIELD, check_size, client_frame, server_frame
+from qim_streams.wire.codec import NAME_FIELD, check_size, client_frame, server_frame, session_list_fields
 from qim_streams.wire.frames import NAME_OF, SCHEMA_OF, ClientFrame, Frame, HistoryPage, ServerFrame
 from qim_streams.wire.frames_sessions import ROW, SessionRow
 
@@ -151,14 +151,7 @@ class MsgpackCodec:
         next_cursor: str | None,
     ) -> bytes:
         """See `Codec.encode_session_list`."""
-        fields: dict[str, Any] = {
-            NAME_FIELD: "SESSION_LIST",
-            "rid": rid,
-            "projection_mailbox_seq": projection_mailbox_seq,
-            "projection_complete": projection_complete,
-        }
-        if next_cursor is not None:
-            fields["next_cursor"] = next_cursor
+        fields = session_list_fields(rid, projection_mailbox_seq, projection_complete, next_cursor)
         return _with_list(fields, _ROWS, rows)
 
 
