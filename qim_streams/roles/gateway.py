@@ -66,6 +66,7 @@ from qim_streams.roles.health import REDIS, asks_redis
 from qim_streams.roles.moderation import asking_first
 from qim_streams.roles.presence import compose_watches
 from qim_streams.roles.push_admin import compose_push_devices
+from qim_streams.roles.serving import check_topics_of
 from qim_streams.roles.session_lists import compose_lists
 from qim_streams.runtime import now_ms
 from qim_streams.script_pipe import ScriptPipe
@@ -75,7 +76,6 @@ from qim_streams.sharding.kafka_mapping import KafkaMappingLog
 from qim_streams.sharding.mailboxes import WholeMailboxes
 from qim_streams.sharding.mapping_log import MAPPING_TOPIC
 from qim_streams.sharding.ports import MailboxReader
-from qim_streams.streaming import topics
 from qim_streams.streaming.doubt import die
 from qim_streams.streaming.producer import LogProducer, OutgoingRecord, ProducerSpec
 from qim_streams.sync.cursor import CursorSigner
@@ -327,11 +327,7 @@ def check_settings(settings: Settings) -> None:
 
 def check_topics(settings: Settings) -> None:
     """ConfigError unless the topics of a gateway exist as declared. Blocking."""
-    declared = topics.load().resolve_for(settings)
-    mine = {name: declared[name] for name in (PRESENCE_TOPIC, PUSH_TOPIC, ROOM_TOPIC, MAPPING_TOPIC)}
-    problems = topics.check(topics.admin_client(settings.brokers), mine)
-    if problems:
-        raise ConfigError("topics differ from topics.yaml: " + "; ".join(problems))
+    check_topics_of(settings, (PRESENCE_TOPIC, PUSH_TOPIC, ROOM_TOPIC, MAPPING_TOPIC))
 
 
 def _partition(partitions: int, tenant_id: str, conversation_id: str) -> int:

@@ -17,13 +17,12 @@ import time
 from functools import partial
 
 from qim_streams.commit.clock_bound import FileClockBound, ReservedClock
-from qim_streams.errors import ConfigError
-from qim_streams.ids import is_text_id
 from qim_streams.ownership.boot import Boot
 from qim_streams.ownership.keeper import Claimant
 from qim_streams.ownership.redis_leases import RedisLeaseStore
 from qim_streams.placement import room_partition
 from qim_streams.redis_tier import RedisClient, connect
+from qim_streams.roles.serving import check_node, check_topics_of, listen, own_until
 from qim_streams.rooms.appends import TOPIC, TurnAppends
 from qim_streams.rooms.kafka_log import KafkaRoomReader
 from qim_streams.rooms.ownership import RoomOwnership
@@ -33,7 +32,6 @@ from qim_streams.rooms.rpc_server import RoomRpcServer
 from qim_streams.rooms.writer import RoomWriter
 from qim_streams.runtime import now_ms
 from qim_streams.settings import Settings
-from qim_streams.streaming import topics
 from qim_streams.streaming.doubt import die
 from qim_streams.streaming.producer import LogProducer, ProducerSpec
 
@@ -41,7 +39,6 @@ log = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S, FLUSH_TIMEOUT_S = 5.0, 3.0
 PRODUCE_TIMEOUT_MS = 10_000  # a room has no use for what is later than that
-WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
 
 
 async def run_rooms(settings: Settings, stop: asyncio.Event) -> None:
@@ -112,13 +109,7 @@ async def _serve(
         lambda number, epoch: owner[0].fenced(number, epoch),
     )
     server = RoomRpcServer(writer, settings.secret("internal_secret"), die)
-    try:
-        port = await server.start(settings.rooms_host, settings.rooms_port)
-    except OSError as error:
-        raise ConfigError(
-            f"rooms_port: cannot listen on {settings.rooms_host}:{settings.rooms_port} "
-            f"({error.strerror}); set QIM_ROOMS_PORT to a free port or 0"
-        ) from error
+    port = await listen(server.start, "rooms", settings.rooms_host, settings.rooms_port)
     address = f"{settings.rooms_advertised_host or settings.rooms_host}:{port}"
     ownership = RoomOwnership(
         RedisLeaseStore(redis),
@@ -131,14 +122,7 @@ async def _serve(
     owner.append(ownership)
     log.info("listening on %s", address)
     owning = asyncio.create_task(ownership.run(), name="room-ownership")
-    stopped = asyncio.create_task(stop.wait(), name="stop")
-    await asyncio.wait([stopped, owning], return_when=asyncio.FIRST_COMPLETED)
-    stopped.cancel()
-    if owning.done() and not owning.cancelled() and (failure := owning.exception()) is not None:
-        die("ownership of room partitions broke", failure)
-    while not owning.done():  # one cancellation may meet a time-out that swallows it
-        owning.cancel()
-        await asyncio.wait([owning], timeout=1.0)
+    await own_until(stop, owning, "room partitions")
     await ownership.close(STOP_TIMEOUT_S)
     await server.close()
 
@@ -149,18 +133,9 @@ def _partition(partitions: int, tenant_id: str, room_id: str) -> int:
 
 def check_settings(settings: Settings) -> None:
     """ConfigError for what only a RoomWriter minds."""
-    settings.secret("internal_secret")
-    if not is_text_id(settings.node_id):
-        raise ConfigError("node_id: letters, digits and ._@~- only, at most 128; set QIM_NODE_ID")
-    if settings.rooms_host in WILDCARDS and not settings.rooms_advertised_host:
-        raise ConfigError(
-            "rooms_advertised_host: needed when rooms_host is a wildcard, for gateways to find this process"
-        )
+    check_node(settings, "rooms", settings.rooms_host, settings.rooms_advertised_host, "process")
 
 
 def check_topics(settings: Settings) -> None:
     """ConfigError when the room log is not as declared. Blocking."""
-    declared = topics.load().resolve_for(settings)
-    problems = topics.check(topics.admin_client(settings.brokers), {TOPIC: declared[TOPIC]})
-    if problems:
-        raise ConfigError("topics differ from topics.yaml: " + "; ".join(problems))
+    check_topics_of(settings, (TOPIC,))

@@ -35,7 +35,6 @@ from qim_streams.commit.rpc_server import RpcServer
 from qim_streams.commit.snapshots import MemberSnapshots
 from qim_streams.commit.writer import ConversationWriter, WriterLimits, resource_of
 from qim_streams.errors import ConfigError
-from qim_streams.ids import is_text_id
 from qim_streams.limits import MEMBERSHIP_VERSION_RETENTION_MS
 from qim_streams.membership.changes import ChangeWriter, GroupLimits, Surroundings
 from qim_streams.membership.direct import DirectChatMaker
@@ -56,10 +55,10 @@ from qim_streams.readiness import StoreWatch
 from qim_streams.redis_tier import RedisClient, connect
 from qim_streams.roles.health import REDIS, asks_redis
 from qim_streams.roles.recovery import HotStores, Recovery
+from qim_streams.roles.serving import check_node, check_topics_of, listen, own_until
 from qim_streams.runtime import now_ms
 from qim_streams.script_pipe import ScriptPipe
 from qim_streams.settings import Settings
-from qim_streams.streaming import topics
 from qim_streams.streaming.doubt import die
 from qim_streams.streaming.producer import LogProducer, ProducerSpec
 
@@ -68,7 +67,6 @@ log = logging.getLogger(__name__)
 # Together below the supervisor's grace of 15 s: what is left undone is repaired at the next boot.
 DRAIN_TIMEOUT_S, FLUSH_TIMEOUT_S = 5.0, 3.0
 RECORD_OVERHEAD_BYTES = 32 * 1024  # of an Outbox record beside the body: ids, names, members
-WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
 TOKEN_BYTES = 16
 
 
@@ -185,13 +183,7 @@ async def _serve(settings: Settings, parts: _Parts, claims: Claims, stop: asynci
         on_fenced=lambda partition, epoch: owner[0].fenced(partition, epoch),
     )
     server = RpcServer(writer, parts.groups, settings.secret("internal_secret"), die)
-    try:
-        port = await server.start(settings.writer_host, settings.writer_port)
-    except OSError as error:
-        raise ConfigError(
-            f"writer_port: cannot listen on {settings.writer_host}:{settings.writer_port} "
-            f"({error.strerror}); set QIM_WRITER_PORT to a free port or 0"
-        ) from error
+    port = await listen(server.start, "writer", settings.writer_host, settings.writer_port)
     address = f"{settings.writer_advertised_host or settings.writer_host}:{port}"
     ownership = PartitionOwnership(
         parts.leases,
@@ -212,10 +204,7 @@ async def _serve(settings: Settings, parts: _Parts, claims: Claims, stop: asynci
     ]
     for task in keeping:
         task.add_done_callback(_ended)
-    await _until(stop, owning)
-    while not owning.done():  # one cancellation may meet a time-out that swallows it
-        owning.cancel()
-        await asyncio.wait([owning], timeout=1.0)
+    await own_until(stop, owning, "partitions")
     await ownership.close(writer, DRAIN_TIMEOUT_S)
     for task in keeping:
         task.cancel()
@@ -226,15 +215,6 @@ async def _serve(settings: Settings, parts: _Parts, claims: Claims, stop: asynci
 def _ended(task: "asyncio.Task[None]") -> None:
     if not task.cancelled():
         die(f"{task.get_name()} ended", task.exception())
-
-
-async def _until(stop: asyncio.Event, owning: "asyncio.Task[None]") -> None:
-    """Until `stop`, or until ownership broke, which ends the process."""
-    stopped = asyncio.create_task(stop.wait(), name="stop")
-    await asyncio.wait([stopped, owning], return_when=asyncio.FIRST_COMPLETED)
-    stopped.cancel()
-    if owning.done() and not owning.cancelled() and (error := owning.exception()) is not None:
-        die("ownership of partitions broke", error)
 
 
 def _partition(partitions: int, tenant_id: str, conversation_id: str) -> int:
@@ -264,24 +244,14 @@ def windows_of(settings: Settings) -> Windows:
 
 def check_settings(settings: Settings) -> None:
     """ConfigError for what only a writer minds."""
-    settings.secret("internal_secret")
-    if not is_text_id(settings.node_id):
-        raise ConfigError("node_id: letters, digits and ._@~- only, at most 128; set QIM_NODE_ID")
+    check_node(settings, "writer", settings.writer_host, settings.writer_advertised_host, "writer")
     if settings.message_body_bytes_max + RECORD_OVERHEAD_BYTES > RECORD_BYTES_MAX:
         raise ConfigError(
             f"message_body_bytes_max: a log record of {RECORD_BYTES_MAX} bytes holds a body of at most "
             f"{RECORD_BYTES_MAX - RECORD_OVERHEAD_BYTES}; lower it"
         )
-    if settings.writer_host in WILDCARDS and not settings.writer_advertised_host:
-        raise ConfigError(
-            "writer_advertised_host: needed when writer_host is a wildcard, for gateways to find this writer"
-        )
 
 
 def check_topics(settings: Settings) -> None:
     """ConfigError when a topic that a writer appends to is not as declared. Blocking."""
-    wanted = topics.load().resolve_for(settings)
-    ours = {name: wanted[name] for name in (OUTBOX_TOPIC, MEMBERSHIP_TOPIC)}
-    problems = topics.check(topics.admin_client(settings.brokers), ours)
-    if problems:
-        raise ConfigError("topics differ from topics.yaml: " + "; ".join(problems))
+    check_topics_of(settings, (OUTBOX_TOPIC, MEMBERSHIP_TOPIC))
