@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from redis import exceptions as redis_errors
 
 from qim_streams.redis_tier import RedisClient, exchange, type_args
+from qim_streams.round_trips import RoundTrips
 
 COMMANDS_MAX = 512  # in one round trip; a caller's commands stay together
 
@@ -35,47 +36,28 @@ class CommandPipe:
 
     def __init__(self, client: RedisClient) -> None:
         self._client = client
-        self._waiting: list[_Ask] = []
-        self._sender: asyncio.Task[None] | None = None
+        self._trips: RoundTrips[_Ask] = RoundTrips(_fitting, self._carry)
 
     async def run(self, *commands: Command) -> list[Any]:
         """The answers of `commands`; raises the first error that is one. None: nothing is asked."""
         if not commands:
             return []
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[list[Any]] = loop.create_future()
-        self._waiting.append(_Ask(commands, answer))
-        if self._sender is None:
-            self._sender = loop.create_task(self._send_all())
+        answer: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+        self._trips.add(_Ask(commands, answer))
         answers = await answer
         for one in answers:
             if isinstance(one, BaseException):
                 raise one
         return answers
 
-    async def _send_all(self) -> None:
-        try:
-            while self._waiting:
-                batch = self._take()
-                answers = await self._send([command for one in batch for command in one.commands])
-                at = 0
-                for one in batch:
-                    end = at + len(one.commands)
-                    if not one.answer.done():  # else its caller was cancelled
-                        one.answer.set_result(answers[at:end])
-                    at = end
-        finally:
-            self._sender = None
-
-    def _take(self) -> list[_Ask]:
-        size = count = 0
-        for one in self._waiting:
-            size += len(one.commands)
-            if count and size > COMMANDS_MAX:
-                break
-            count += 1
-        batch, self._waiting = self._waiting[:count], self._waiting[count:]
-        return batch
+    async def _carry(self, batch: list[_Ask]) -> None:
+        answers = await self._send([command for one in batch for command in one.commands])
+        at = 0
+        for one in batch:
+            end = at + len(one.commands)
+            if not one.answer.done():  # else its caller was cancelled
+                one.answer.set_result(answers[at:end])
+            at = end
 
     async def _send(self, commands: Sequence[Command]) -> list[Any]:
         try:
@@ -83,3 +65,14 @@ class CommandPipe:
         except (redis_errors.RedisError, OSError, TimeoutError) as error:
             # One connection carried all of them: what is known of one is known of each.
             return [error] * len(commands)
+
+
+def _fitting(waiting: list[_Ask]) -> int:
+    """How many of those at the front have `COMMANDS_MAX` commands together; one at least."""
+    size = count = 0
+    for one in waiting:
+        size += len(one.commands)
+        if count and size > COMMANDS_MAX:
+            break
+        count += 1
+    return count

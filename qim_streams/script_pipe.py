@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from redis import exceptions as redis_errors
 
 from qim_streams.redis_tier import RedisClient, Script, exchange, type_args
+from qim_streams.round_trips import RoundTrips
 
 PIPELINE_MAX = 128
 
@@ -35,31 +36,22 @@ class ScriptPipe:
 
     def __init__(self, client: RedisClient) -> None:
         self._client = client
-        self._waiting: list[_Call] = []
-        self._sender: asyncio.Task[None] | None = None
+        self._trips: RoundTrips[_Call] = RoundTrips(lambda waiting: PIPELINE_MAX, self._carry)
 
     async def call(self, script: Script, keys: Sequence[str | bytes], args: Sequence[type_args]) -> Any:
         """The script's answer; raises the driver's error. A cancelled call may still be applied."""
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Any] = loop.create_future()
-        self._waiting.append(_Call(script, keys, args, answer))
-        if self._sender is None:
-            self._sender = loop.create_task(self._send_all())
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._trips.add(_Call(script, keys, args, answer))
         return await answer
 
-    async def _send_all(self) -> None:
-        try:
-            while self._waiting:
-                batch, self._waiting = self._waiting[:PIPELINE_MAX], self._waiting[PIPELINE_MAX:]
-                for call, result in zip(batch, await self._send(batch), strict=True):
-                    if call.answer.done():  # its caller was cancelled
-                        continue
-                    if isinstance(result, BaseException):
-                        call.answer.set_exception(result)
-                    else:
-                        call.answer.set_result(result)
-        finally:
-            self._sender = None
+    async def _carry(self, batch: list[_Call]) -> None:
+        for call, result in zip(batch, await self._send(batch), strict=True):
+            if call.answer.done():  # its caller was cancelled
+                continue
+            if isinstance(result, BaseException):
+                call.answer.set_exception(result)
+            else:
+                call.answer.set_result(result)
 
     async def _send(self, batch: list[_Call]) -> list[Any]:
         try:

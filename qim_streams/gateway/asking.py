@@ -6,48 +6,22 @@ so the socket is read meanwhile; who asks comes from the session, never from a f
 Spec: §3.
 """
 
-from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Protocol
 
 from qim_streams.commit.outcome import SendOutcome
 from qim_streams.errors import ProtocolError
 from qim_streams.gateway import requests
 from qim_streams.gateway.services import Services
-from qim_streams.sync.ports import MailboxAddress
+from qim_streams.gateway.session_ports import RefusableSession
 from qim_streams.wire.answers import error_for
-from qim_streams.wire.connection import ServerConnection
-from qim_streams.wire.frames import Error, ServerFrame
+from qim_streams.wire.frames import Error
 from qim_streams.wire.frames_group import GroupFrame
-
-
-class Asker(Protocol):
-    """The session as far as requests need it."""
-
-    connection: ServerConnection
-
-    @property
-    def address(self) -> MailboxAddress:
-        """Who asks. Only after AUTH."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether frames are still taken."""
-
-    def send(self, frame: ServerFrame) -> None:
-        """Queue a frame."""
-
-    def refuse(self, answer: Error) -> None:
-        """Queue an ERROR, and close if its row says so."""
-
-    def spawn(self, work: Callable[[], Awaitable[None]], rid: int, answered: Callable[[], None]) -> None:
-        """Run `work`, which answers; if it raises, `answered` is called and the answer is an ERROR."""
 
 
 class WriterRequests:
     """Of one session."""
 
-    def __init__(self, services: Services, session: Asker) -> None:
+    def __init__(self, services: Services, session: RefusableSession) -> None:
         self._all, self._session = services, session
 
     def on_send(self, frame: requests.SendFrame) -> None:

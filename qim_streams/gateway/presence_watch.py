@@ -21,7 +21,7 @@ from qim_streams import limits
 from qim_streams.errors import AdmissionRefused, StoreError
 from qim_streams.gateway.ports import DeviceKey
 from qim_streams.gateway.presence import Notice, Said
-from qim_streams.gateway.session_lists import ListSession
+from qim_streams.gateway.session_ports import FrameService, ListSession
 from qim_streams.gateway.signals import SignalBus
 from qim_streams.presence.book import PresenceBook, Seen, Sight
 from qim_streams.sessions.ports import SessionUser, user_of
@@ -63,11 +63,8 @@ class _Watcher:
         self.timer: asyncio.TimerHandle | None = None
 
 
-class Watches(Protocol):
+class Watches(FrameService, Protocol):
     """What sessions need of `PresenceWatches`, and the gateway to run it."""
-
-    def handle(self, session: ListSession, frame: Any) -> bool:
-        """Answer a frame of presence from a task; False for any other frame."""
 
     def left(self, session: ListSession) -> None:
         """The session is over: it watches nobody. Safe to repeat."""

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Final
 
 from qim_streams.errors import StoreError
-from qim_streams.gateway.session_lists import ListSession
+from qim_streams.gateway.session_ports import ListSession
 from qim_streams.notification.records import NO_HOURS, PushDevice, PushSettings
 from qim_streams.notification.registry import PushDevices
 from qim_streams.sync.ports import MailboxAddress

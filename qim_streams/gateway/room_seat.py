@@ -24,12 +24,11 @@ from qim_streams.errors import AdmissionRefused, Outcome, StoreError
 from qim_streams.gateway import room_metrics as metrics
 from qim_streams.gateway.local_room import Encoded, LocalRoom, RoomName
 from qim_streams.gateway.outbound import Outbound
+from qim_streams.gateway.session_ports import RoomSession
 from qim_streams.rooms.commands import RoomAct, RoomCreate, RoomReceipt, RoomSend, RoomView
-from qim_streams.sync.ports import MailboxAddress
 from qim_streams.wire.answers import error
 from qim_streams.wire.codec import Codec
-from qim_streams.wire.connection import ServerConnection
-from qim_streams.wire.frames import Error, ServerFrame
+from qim_streams.wire.frames import ServerFrame
 from qim_streams.wire.frames_rooms import (
     ControlRoom,
     CreateRoom,
@@ -47,32 +46,6 @@ SHARE_BYTES: Final = 128 * 1024  # unsent bytes of a socket from where on room f
 QUEUE_MESSAGES_MAX: Final = 400
 QUEUE_BYTES_MAX: Final = 128 * 1024
 EVENTS_MAX: Final = 64  # that wait for a full socket
-
-
-class RoomSession(Protocol):
-    """What is needed of a client's session."""
-
-    connection: ServerConnection
-
-    @property
-    def address(self) -> MailboxAddress:
-        """Who it is. Only after AUTH."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether frames are still taken."""
-
-    def send(self, frame: ServerFrame) -> None:
-        """Queue a frame."""
-
-    def refuse(self, answer: Error) -> None:
-        """Queue an ERROR, and close if its row says so."""
-
-    def spawn(self, work: Callable[[], Awaitable[None]], rid: int, answered: Callable[[], None]) -> None:
-        """Run `work`, which answers; if it raises, `answered` is called and the answer is an ERROR."""
-
-    def end(self, ws_close_code: int) -> None:
-        """Write what waits if the socket takes it, then close."""
 
 
 class Hall(Protocol):

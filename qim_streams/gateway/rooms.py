@@ -21,7 +21,8 @@ from qim_streams.errors import AdmissionRefused, RecordError
 from qim_streams.gateway import room_metrics as metrics
 from qim_streams.gateway.local_room import LocalRoom, RoomName, messages_in
 from qim_streams.gateway.outbound import Outbound
-from qim_streams.gateway.room_seat import RoomSeat, RoomSession
+from qim_streams.gateway.room_seat import RoomSeat
+from qim_streams.gateway.session_ports import RoomSession
 from qim_streams.placement import room_partition
 from qim_streams.rooms.commands import (
     REPLAY_MAX,

@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from qim_streams.gateway.crowd import Crowd
 from qim_streams.gateway.logins import Logins
@@ -18,7 +18,8 @@ from qim_streams.gateway.presence_watch import NoWatches, Watches
 from qim_streams.gateway.push_devices import PushDeviceFrames
 from qim_streams.gateway.registry import Registry
 from qim_streams.gateway.room_seat import NoRooms, Rooms
-from qim_streams.gateway.session_lists import ListSession, SessionListFrames
+from qim_streams.gateway.session_lists import SessionListFrames
+from qim_streams.gateway.session_ports import FrameService
 from qim_streams.gateway.tokens import TokenVerifier
 from qim_streams.gateway.turns import Turns
 from qim_streams.history.service import HistoryService
@@ -36,13 +37,6 @@ FILLS_AT_ONCE_MAX: Final = 32  # beside the pulls: who is online already must no
 SYNCING_QUIET: Final = 100  # sessions that may sync at once before others are asked to wait
 SYNC_DELAY_STEP_MS: Final = 10
 SYNC_DELAY_MAX_MS: Final = 5_000
-
-
-class FrameService(Protocol):
-    """Answers frames of its own kind."""
-
-    def handle(self, session: ListSession, frame: Any) -> bool:
-        """Answer a frame from a task; False for a frame of another kind."""
 
 
 @dataclass(slots=True)

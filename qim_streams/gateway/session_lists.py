@@ -9,9 +9,10 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from qim_streams.errors import QimError
+from qim_streams.gateway.session_ports import ListSession
 from qim_streams.gateway.session_rows import delta_frame, list_bytes, row_frame
 from qim_streams.gateway.session_totals import SessionTotalsTeller
 from qim_streams.gateway.signals import SignalBus
@@ -22,10 +23,7 @@ from qim_streams.sessions.entering import Entering
 from qim_streams.sessions.ports import SessionUser, user_of
 from qim_streams.sessions.reading import ListQuery, SessionLists
 from qim_streams.sessions.receipts import Receipts
-from qim_streams.sync.ports import MailboxAddress
 from qim_streams.wire import MSGPACK
-from qim_streams.wire.codec import Codec
-from qim_streams.wire.connection import ServerConnection
 from qim_streams.wire.frames import ServerFrame
 from qim_streams.wire.frames_sessions import (
     ClearConversation,
@@ -48,25 +46,6 @@ log = logging.getLogger(__name__)
 
 BACKGROUND_MAX: Final = 64  # things that nobody waits for, at once; more are left out
 Change = Callable[[Actor, Any], Awaitable[Changed]]
-
-
-class ListSession(Protocol):
-    """What is needed of a client's session."""
-
-    connection: ServerConnection
-
-    @property
-    def address(self) -> MailboxAddress:
-        """Whose mailbox. Only after AUTH."""
-
-    def send(self, frame: ServerFrame) -> None:
-        """Queue a frame."""
-
-    def send_encoded(self, encode: Callable[[Codec], bytes]) -> None:
-        """Queue a frame that is encoded by the caller."""
-
-    def spawn(self, work: Callable[[], Awaitable[None]], rid: int, answered: Callable[[], None]) -> None:
-        """Run `work`, which answers; if it raises, `answered` is called and the answer is an ERROR."""
 
 
 class SessionListFrames:

@@ -202,7 +202,7 @@ def compose(
         redis, pipe, RedisWholeness(redis, settings.outbox_partitions), cache_max=0
     )
     lists = compose_lists(redis, archive, ordinals, partition_of, settings.mailbox_shards, mappings)
-    watches = compose_watches(settings, redis, lists.signals, partition_of)
+    watches = compose_watches(settings, redis, lists.signals, lists.members)
     services = Services(
         settings=settings,
         tokens=TokenVerifier.from_settings(settings),

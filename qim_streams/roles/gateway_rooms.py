@@ -11,8 +11,9 @@ from qim_streams.commit.rpc_client import WriterLinks
 from qim_streams.gateway.kafka_rooms import RoomReader
 from qim_streams.gateway.outbound import Outbound
 from qim_streams.gateway.room_counts import CountExchange
-from qim_streams.gateway.room_seat import RoomSeat, RoomSession
+from qim_streams.gateway.room_seat import RoomSeat
 from qim_streams.gateway.rooms import RoomHall
+from qim_streams.gateway.session_ports import RoomSession
 from qim_streams.ownership.ports import LeaseStore
 from qim_streams.redis_tier import RedisClient
 from qim_streams.rooms.links import LEASES, RoomLinks

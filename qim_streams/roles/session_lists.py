@@ -48,6 +48,7 @@ class ListServices(NamedTuple):
     frames: SessionListFrames
     signals: RedisSignals
     deletions: UserDeletions
+    members: RedisMembershipStore
 
 
 class _Reading(NamedTuple):
@@ -99,7 +100,7 @@ def compose_lists(
     receipts = Receipts(members, heads, states, now_ms)
     entering = Entering(ordinals, projection, now_ms)
     frames = SessionListFrames(lists, actions, receipts, signals, totals, ordinals, entering)
-    return ListServices(frames, signals, UserDeletions(RestoredStates(states, archive)))
+    return ListServices(frames, signals, UserDeletions(RestoredStates(states, archive)), members)
 
 
 def compose_badges(

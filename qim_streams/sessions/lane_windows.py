@@ -19,7 +19,7 @@ from qim_streams.mailbox.members import Addressed
 from qim_streams.placement import LANES
 from qim_streams.records import KIND_MESSAGE
 from qim_streams.sessions.projection_records import SessionRow, Slot, activity_of
-from qim_streams.sessions.projection_rules import Folded, Folder, RowMap
+from qim_streams.sessions.projection_rules import Folded, Folder, RowMap, grown
 
 GRAINS: Final = 16  # parts of a window that are taken together
 _LANE_BITS: Final = LANES - 1
@@ -101,8 +101,7 @@ class LaneWindows:
             if row is None:
                 rows[key] = _new(SessionRow, (ordinal, conversation, activity, seq, False))
             elif activity > row[2] or seq < row[3]:
-                newest, first = max(activity, row[2]), min(seq, row[3])
-                rows[key] = _new(SessionRow, (ordinal, conversation, newest, first, False))
+                rows[key] = grown(row, activity, seq)
 
     def _due(self, lane: int, now_s: float) -> float:
         """The next time of a lane after now."""

@@ -42,6 +42,11 @@ class Folded(NamedTuple):
     wide: list[WideMessage]
 
 
+def grown(row: SessionRow, activity: int, seq: int) -> SessionRow:
+    """The row of a pair after one more message: rows only grow, whatever the order."""
+    return _new(SessionRow, (row[0], row[1], max(activity, row[2]), min(seq, row[3]), False))
+
+
 class Folder:
     """Folds records of any shards and tenants. `wide_above`: recipients of a dispatch that get a row each."""
 
@@ -73,8 +78,7 @@ class Folder:
             if row is None:
                 rows[key] = _new(SessionRow, (ordinal, conversation, activity, seq, False))
             elif activity > row[2] or seq < row[3]:
-                newest, first = max(activity, row[2]), min(seq, row[3])
-                rows[key] = _new(SessionRow, (ordinal, conversation, newest, first, False))
+                rows[key] = grown(row, activity, seq)
 
     def _add_wide(self, shard: int, offset: int, dispatch: GroupDispatch, members: Members) -> None:
         of = CoverOf(shard, dispatch.tenant_id, dispatch.conversation_id)

@@ -5,7 +5,6 @@ import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -16,20 +15,9 @@ from qim_streams.webhooks.endpoints import Endpoint
 from qim_streams.webhooks.events import Event
 from qim_streams.webhooks.ports import Answer
 from qim_streams.webhooks.signature import is_genuine
+from tests.support.shard_world import Batch, Record
 
 SECRET = "s" * 40
-
-
-class Record(NamedTuple):
-    offset: int
-    key: bytes | None
-    value: bytes | None
-
-
-class Batch(NamedTuple):
-    partition: int
-    records: Sequence[Record]
-    previous_offset: int = -1
 
 
 def batch(*keys: str, begin: int = 0) -> Batch:
