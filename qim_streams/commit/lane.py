@@ -126,6 +126,7 @@ class PartitionLane:
     async def _recover(self) -> None:
         delay_s = BACKOFF_FIRST_S
         barrier = await self._s.outbox.begin(self.partition, self.epoch)
+        failpoints.hit("writer.barrier_appended")
         while not self._revoked:
             try:
                 repaired = await self._s.repair.run(self.partition, self.epoch, barrier)
@@ -134,8 +135,10 @@ class PartitionLane:
                     raise FencedError(f"ob:{self.partition}", self.epoch, repaired.fence)
                 await self._s.replay.run(self.partition, self.epoch, repaired.versions)
                 await self._s.seats.run(self.partition)
+                failpoints.hit("writer.hot_tier_repaired")
                 count = await self._s.relay.drain(self.partition, self.epoch)
                 await self._s.proof.prove(self.partition, self.epoch)
+                failpoints.hit("writer.partition_proved")
             except StoreUnavailable as error:
                 log.warning("ob:%d: relay waits %.2f s: %s", self.partition, delay_s, error)
                 await self._s.sleep(delay_s)

@@ -39,6 +39,12 @@ from qim_streams.sharding.targets import OutboxVersions, spread, version_at
 log = logging.getLogger(__name__)
 
 DISPATCHES_MAX = 5_000  # appended in one call
+# Where the kill tests cut an append in two: after the first, in the middle, before the last of `n`.
+_CUTS: dict[str, Callable[[int], int]] = {
+    "fanout.dispatch_appended_first": lambda n: 1,
+    "fanout.dispatch_appended_some": lambda n: n // 2,
+    "fanout.dispatch_appended_but_one": lambda n: n - 1,
+}
 
 Planned = tuple[OutboxMessage, ShardMap, int]  # with the mapping version
 
@@ -121,6 +127,7 @@ class FanoutCoordinator:
             self._progress.write(partition, OutboxPage(self._dispatched[partition], now_ms, fence, version))
         for partition in partitions:
             await self._progress.barrier(partition)
+        failpoints.hit("fanout.page_durable")
 
     def _decode(self, batch: LogBatch, messages: list[OutboxMessage], poison: list[Poison]) -> int:
         """Add what is in a batch to `messages` and `poison`; the fence behind it."""
@@ -167,11 +174,12 @@ class FanoutCoordinator:
         """Append all dispatches in order, acknowledged; how many there were."""
         count = 0
         for part in outgoing:
-            if failpoints.armed("fanout.dispatch_appended_some") and len(part) > 1:
-                half = len(part) // 2
-                await self._log.append(part[:half])
-                failpoints.hit("fanout.dispatch_appended_some")
-                part, count = part[half:], count + half
+            for point in filter(failpoints.armed, _CUTS if len(part) > 1 else ()):
+                cut = _CUTS[point](len(part))
+                await self._log.append(part[:cut])
+                failpoints.hit(point)
+                part, count = part[cut:], count + cut
+                break
             await self._log.append(part)
             count += len(part)
         return count

@@ -15,6 +15,7 @@ import asyncio
 import logging
 from typing import Any, Final, Protocol
 
+from qim_streams import failpoints
 from qim_streams.errors import StoreError
 from qim_streams.gateway.registry import Registry
 from qim_streams.gateway.session import ClientSession
@@ -117,8 +118,10 @@ class ConnectionShard:
         if grant is None:
             await self._reader.stop()
             return
+        failpoints.hit("gateway.shard_granted")
         partition = int(grant.resource.removeprefix("cs:"))
         await self._reader.start(partition)
+        failpoints.hit("gateway.push_log_read")
         if grant != self._grant:
             self._changed.set()
             return

@@ -50,7 +50,7 @@ from qim_streams.mailbox.pages import DoneDispatch, OpenProgress
 from qim_streams.mailbox.ports import MailboxStore
 from qim_streams.mailbox.progress import DispatchProgress
 from qim_streams.mailbox.shards import Shard, ShardLeases
-from qim_streams.mailbox.slices import Slices
+from qim_streams.mailbox.slices import Slices, SliceTerms
 from qim_streams.mailbox.tail import NoTail, Tail
 from qim_streams.mailbox.watermark import Marks
 from qim_streams.mailbox.writer import EntryWriter
@@ -74,14 +74,6 @@ class _Work(NamedTuple):
     batch: LogBatch
     taken: list[Taken]
     records: list[Addressed]
-
-
-class SliceTerms(NamedTuple):
-    """What is sliced, into what, and how long a slice gives way to small records."""
-
-    large_above: int
-    size_max: int
-    wait_s: float
 
 
 class MailboxMaterialiser:
@@ -133,6 +125,7 @@ class MailboxMaterialiser:
         InvariantViolation when the log ends before what was promised: it was re-created or truncated.
         """
         epoch = await self._leases.acquire(shard)
+        failpoints.hit("takeover.lease_granted")
         state = await self._store.watermark(shard)
         paged = await self._progress.recover(shard)
         tabled, stands = self._floors.read(shard), rule.marks(state.lanes)
@@ -148,7 +141,9 @@ class MailboxMaterialiser:
         if fell_back:
             metrics.ALARMS.labels("store_fell_back").inc()
             log.error("shard %d: W is %d in the store and was %d: replaying", shard, stored, highest)
+        failpoints.hit("takeover.watermark_recomputed")
         await self._tell_readers(shard, epoch, stands, highest if fell_back else rule.NOTHING, end - 1)
+        failpoints.hit("takeover.readers_told")
         start = min(done, stored) + 1
         served = Shard(
             shard, epoch, coverage=stored, floor=highest if fell_back else min(highest, stored),
@@ -164,6 +159,7 @@ class MailboxMaterialiser:
         metrics.WATERMARK.labels(str(shard)).set(stored)
         log.info("shard %d: epoch %d, W %d, done %d", shard, epoch, stored, done)
         self._tail.begin(shard, start)
+        failpoints.hit("takeover.serving")
         return start
 
     async def _tell_readers(self, shard: int, epoch: int, stands: Marks, owed: int, last: int) -> None:
@@ -216,6 +212,10 @@ class MailboxMaterialiser:
                 if one.shard.shard in opened:
                     await self.slices.follow(one.shard, opened[one.shard.shard])
             failpoints.hit("mailbox.pushed")
+            if failpoints.armed("takeover.replay_partial") and any(
+                one.kind is _REPLAY for work in found for one in work.taken
+            ):
+                failpoints.hit("takeover.replay_partial")
             for one in found:
                 self._note(one)
                 metrics.WATERMARK.labels(str(one.shard.shard)).set(one.shard.coverage)
@@ -332,6 +332,7 @@ class MailboxMaterialiser:
         reached = {shard.shard: shard.done_through for shard in shards}
         for shard in shards:
             self._write_progress(shard, reached[shard.shard], now_ms)
+        failpoints.hit("mailbox.pages_sent")
         for shard in shards:  # all were sent above: the waits overlap
             await self._progress.barrier(shard.shard)
             await self._floors.barrier(shard.shard)

@@ -24,6 +24,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
+from typing import NamedTuple
 
 from qim_streams.errors import StoreUnavailable
 from qim_streams.mailbox import metrics
@@ -38,6 +39,14 @@ log = logging.getLogger(__name__)
 
 PUSH_RECORDS_MAX = 500  # in one go
 _RETRY_FIRST_S, _RETRY_MAX_S = 0.02, 1.0
+
+
+class SliceTerms(NamedTuple):
+    """What is sliced, into what, and how long a slice gives way to small records."""
+
+    large_above: int
+    size_max: int
+    wait_s: float
 
 
 class Slices:

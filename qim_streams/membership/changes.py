@@ -26,6 +26,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+from qim_streams import failpoints
 from qim_streams.errors import FencedError, InvariantViolation, Outcome, StoreError, StoreUnavailable
 from qim_streams.membership import rules
 from qim_streams.membership.bitmaps import Seat, by_shard, changed
@@ -105,6 +106,7 @@ class ChangeWriter:
         (made,) = await self.apply(partition, epoch, [change])
         if made is None:
             return None
+        failpoints.hit("membership.changed_in_redis")
         after = made.head
         rows = [head_row(after), *(member_row(after, member) for member in made.touched)]
         settled = Unsettled(after.tenant_id, after.conversation_id, after.version)
@@ -112,6 +114,7 @@ class ChangeWriter:
             part = rows[start : start + ROWS_PER_APPEND_MAX]
             last = start + ROWS_PER_APPEND_MAX >= len(rows)
             await self.finish(partition, epoch, part, self.log_now(part), [settled] if last else [])
+        failpoints.hit("membership.change_logged")
         if after.version % rules.VERSION_BLOCK == 0:
             await self._collect(partition, epoch, after)
         return after

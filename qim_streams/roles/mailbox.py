@@ -18,8 +18,9 @@ from qim_streams.mailbox.members import MemberBitmaps
 from qim_streams.mailbox.progress import DispatchProgress
 from qim_streams.mailbox.redis_store import RedisMailboxStore
 from qim_streams.mailbox.redis_trim import RedisAgedMailboxes
-from qim_streams.mailbox.service import MailboxMaterialiser, SliceTerms
+from qim_streams.mailbox.service import MailboxMaterialiser
 from qim_streams.mailbox.shards import LeaseTerms, ShardLeases
+from qim_streams.mailbox.slices import SliceTerms
 from qim_streams.mailbox.stall import LaneStall
 from qim_streams.mailbox.trim_pass import MailboxTrimmer
 from qim_streams.membership.redis_reader import RedisMembershipReader

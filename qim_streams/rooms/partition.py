@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from qim_streams import failpoints
 from qim_streams.errors import FencedError, QimError, RecordError, StoreError
 from qim_streams.rooms import metrics
 from qim_streams.rooms.ports import RoomLog, RoomLogReader, RoomStore, StoredRoom
@@ -106,6 +107,7 @@ class RoomPartition:
         seqs = {name: self._rooms[name].seq for name in names if name in self._rooms}
         try:
             await self._all.store.checkpoint(self.number, self.epoch, offset, seqs)
+            failpoints.hit("rooms.checkpoint_noted")
         except FencedError:
             raise
         except StoreError as error:
@@ -130,6 +132,7 @@ class RoomPartition:
         self._window_bytes = 0
         mark = owner_mark(self.epoch, self._all.now_ms())
         end = await self._all.log.append(self.number, mark.key, mark.encode())
+        failpoints.hit("rooms.mark_appended")
         first, _ = await self._all.reader.span(self.number)
         noted = await self._all.store.position(self.number)
         start = max(first, min(noted, end - WINDOW_RECORDS))
@@ -217,6 +220,7 @@ class RoomPartition:
         room.busy += 1
         try:
             offset = await self._all.log.append(self.number, record.key, data)
+            failpoints.hit("rooms.record_written")
         except QimError:
             metrics.APPENDS_FAILED.inc()
             raise

@@ -15,6 +15,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from qim_streams import failpoints
 from qim_streams.errors import AdmissionRefused, FencedError, RecordError, StoreError
 from qim_streams.ownership.ports import Grant
 from qim_streams.rooms import metrics, rules
@@ -185,6 +186,7 @@ class RoomWriter:
             self._all.now_ms(),
             request.body,
         )
+        failpoints.hit("rooms.seq_assigned")
         await partition.append(room, record)
         return RoomReceipt(message_id, record.room_seq, record.epoch, record.at_ms)
 

@@ -70,6 +70,31 @@ ELSEWHERE = {
         for step in ("prepared", "marked_some", "all_marked", "marks_noted", "ends_read", "settled")
     },
     "webhook.delivered": "tests/integration/webhooks/test_webhooks.py",
+    **dict.fromkeys(
+        (
+            "takeover.lease_granted",
+            "takeover.watermark_recomputed",
+            "takeover.readers_told",
+            "takeover.serving",
+            "takeover.replay_partial",
+            "writer.barrier_appended",
+            "writer.hot_tier_repaired",
+            "writer.partition_proved",
+            "membership.changed_in_redis",
+            "membership.change_logged",
+            "fanout.dispatch_appended_first",
+            "fanout.dispatch_appended_but_one",
+            "fanout.page_durable",
+            "mailbox.pages_sent",
+            "gateway.shard_granted",
+            "gateway.push_log_read",
+            "rooms.mark_appended",
+            "rooms.seq_assigned",
+            "rooms.record_written",
+            "rooms.checkpoint_noted",
+        ),
+        "tests/support/strikes.py",  # one by one, by the kill matrix
+    ),
 }
 
 

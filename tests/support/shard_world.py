@@ -23,8 +23,9 @@ from qim_streams.mailbox.memory_table import Changelog, MemoryTable
 from qim_streams.mailbox.pages import decode_page, page_end
 from qim_streams.mailbox.ports import EntryGroup, Puts
 from qim_streams.mailbox.progress import DispatchProgress
-from qim_streams.mailbox.service import MailboxMaterialiser, SliceTerms
+from qim_streams.mailbox.service import MailboxMaterialiser
 from qim_streams.mailbox.shards import LeaseTerms, Shard, ShardLeases
+from qim_streams.mailbox.slices import SliceTerms
 from qim_streams.mailbox.watermark import Marks
 from qim_streams.membership.bitmaps import encode
 from qim_streams.ownership.ports import Grant, Holder

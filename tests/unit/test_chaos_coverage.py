@@ -6,6 +6,7 @@ from pathlib import Path
 
 from qim_streams import failpoints
 from tests.chaos import test_failpoints
+from tests.support import strikes
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,6 +33,13 @@ def test_every_failpoint_is_armed_by_the_kill_tests() -> None:
         step = name.split(".", 1)[1]
         assert step in (ROOT / path).read_text(), f"{name} is not armed in {path}"
     assert all(nth >= 1 for nth in test_failpoints.NTH.values())
+
+
+def test_the_matrix_strikes_every_point_of_a_stack_under_traffic() -> None:
+    """What is left to others: steps of an operation and of a role that a stack has only when asked for."""
+    others = {name for name in failpoints.NAMES if name.startswith(("shard.", "webhook."))}
+    assert strikes.POINTS.keys() == failpoints.NAMES - others
+    assert all(one.before in {"", *failpoints.NAMES} for one in strikes.POINTS.values())
 
 
 def test_the_stack_of_the_kill_tests_has_large_records() -> None:

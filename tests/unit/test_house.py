@@ -347,7 +347,9 @@ def used_failpoints() -> set[str]:
     }
 
 
-FAILPOINT = re.compile(r"(writer|relay|fanout|mailbox|qsession|archiver|gateway|shard|webhook)\.[a-z_]+")
+FAILPOINT = re.compile(
+    r"(writer|relay|membership|fanout|takeover|mailbox|qsession|archiver|gateway|rooms|shard|webhook)\.[a-z_]+"
+)
 
 
 def test_failpoints_in_the_code_are_the_declared_ones() -> None:
