@@ -11,7 +11,7 @@ Spec: §9 (the mailbox-tail compactor).
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -157,10 +157,17 @@ class LaneWindows:
             through[shard] = min(through[shard], record.offset - 1)
         return through
 
-    def forget(self, shards: Iterable[int]) -> None:
-        """Shards leave; rows of theirs that still wait harm nobody."""
+    def forget(self, shards: Collection[int]) -> None:
+        """Shards leave, and hold no checkpoint any more. Rows of theirs that still wait harm nobody."""
         for shard in shards:
             self.fed.pop(shard, None)
+        for lanes in self._open.values():
+            for window in lanes:
+                if window is not None:
+                    window.first = {shard: at for shard, at in window.first.items() if shard not in shards}
+        stay = [one for one in self._wide if one[0] not in shards]
+        self.events -= self._wide_above * (len(self._wide) - len(stay))
+        self._wide = stay
 
     def clear(self) -> None:
         """Drop everything that waits."""

@@ -65,7 +65,7 @@ class TailCompactor:
         if windows.events > ROWS_MAX:
             log.error("session lists begin a new epoch: the store is away, %d rows wait", windows.events)
             windows.fed[shard] = records[-1].offset
-            self._give_up(list(windows.fed))
+            self._give_up()
         elif windows.add(shard, records, time.monotonic()):
             self._due.set()
 
@@ -73,8 +73,11 @@ class TailCompactor:
         """See `Tail.release`. One attempt: else the next one begins an epoch."""
         try:
             await self._flush(None)
-        except QimError as error:
-            log.warning("session lists of shards %s are behind as they leave: %s", sorted(shards), error)
+        except Exception as error:  # whatever it is, the shards leave
+            log.warning(
+                "session lists of shards %s are behind as they leave: %s", sorted(shards), error,
+                exc_info=not isinstance(error, QimError),
+            )  # fmt: skip
         for shard in shards:
             self._starts.pop(shard, None)
         self._windows.forget(shards)
@@ -103,34 +106,40 @@ class TailCompactor:
                 log.warning("session lists have to wait: %s", error)
                 await asyncio.sleep(RETRY_S)
                 self._due.set()
-            except QimError as error:
-                log.error("session lists begin a new epoch: %s", error)
-                self._give_up(list(self._projection.served))
+            except Exception as error:  # whatever it is: if this task ended, nobody would write these rows
+                unexpected = not isinstance(error, QimError)
+                log.error("session lists begin a new epoch: %s", error, exc_info=unexpected)
+                self._give_up()
+                await asyncio.sleep(RETRY_S)
 
-    def _give_up(self, shards: Sequence[int]) -> None:
-        """Drop what the open window holds: the projection of `shards` goes on behind it, in a new epoch."""
-        for shard in shards:
+    def _give_up(self) -> None:
+        """Drop what all windows hold: every shard's projection goes on behind it, in a new epoch."""
+        for shard in {*self._projection.served, *self._starts, *self._windows.fed}:
             served = self._projection.served.get(shard)
             handled = -1 if served is None else served.handled
             fed = self._windows.fed.get(shard, -1)
             self._starts[shard] = max(handled, fed, self._starts.get(shard, 0) - 1) + 1
         self._windows.clear()
 
+    async def _adopt(self) -> None:
+        """Serve every shard that was begun. One that begins meanwhile is fed meanwhile, so it is next."""
+        while self._starts:
+            shard, start = next(iter(self._starts.items()))
+            await self._projection.adopt(shard, start)
+            if self._starts.get(shard) == start:  # else it was given up meanwhile: once more
+                del self._starts[shard]
+
     async def _flush(self, now_s: float | None) -> None:
         """Write what is due, all of it without a time; StoreUnavailable leaves it open."""
         async with self._flushing:
-            for shard, start in list(self._starts.items()):
-                await self._projection.adopt(shard, start)
-                self._starts.pop(shard, None)
+            await self._adopt()
             windows = self._windows
-            taken = windows.take(now_s)
-            served = self._projection.served
-            through = {shard: at for shard, at in windows.through().items() if shard in served}
+            taken, through = windows.take(now_s), windows.through()
             if not through:
-                return
+                return  # no shard is served: nothing was taken but rows of those that left
             try:
                 await self._projection.write(taken.folded(self._wide_above), through)
                 await self._projection.checkpoint(list(through))
-            except QimError:
+            except Exception:
                 windows.put_back(taken)
                 raise

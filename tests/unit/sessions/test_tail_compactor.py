@@ -1,6 +1,8 @@
 """The mailbox-tail compactor: windows, stores that are away, gaps. Spec: §9."""
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
+from itertools import count
 from random import Random
 from typing import Any, NoReturn
 
@@ -13,7 +15,8 @@ from qim_streams.records import GroupDispatch
 from qim_streams.sessions import tail_compactor
 from qim_streams.sessions.memory_projection import MemoryProjection
 from qim_streams.sessions.projection import SessionProjection
-from qim_streams.sessions.projection_records import FIRST_EPOCH, Checkpoint, SessionRow, Slot
+from qim_streams.sessions.projection_ports import Advance, CoverOf
+from qim_streams.sessions.projection_records import FIRST_EPOCH, Checkpoint, Cover, SessionRow, Slot
 from qim_streams.sessions.tail_compactor import TailCompactor
 from tests.support.waiting import eventually
 
@@ -36,23 +39,32 @@ class Store(MemoryProjection):
         return await super().write(rows)
 
 
-def compactor(store: Store, **more: Any) -> TailCompactor:
+class NoBitmaps:
+    """A membership store that has forgotten every version."""
+
+    async def bitmaps(self, wanted: Sequence[object]) -> list[bytes | None]:
+        """See `MembershipReader`."""
+        return [None for _ in wanted]
+
+
+def compactor(store: Store, wide_above: int = 64, **more: Any) -> TailCompactor:
     def die(why: str) -> NoReturn:
         raise AssertionError(why)
 
-    nobody: Any = None
+    nobody: Any = NoBitmaps()
+    times = count(NOW_MS)
     projection = SessionProjection(
         store=store, reader=nobody, members=MemberBitmaps(nobody, 16), watermark=nobody, log_range=nobody,
-        now_ms=lambda: NOW_MS, wide_above=64, die=die,
+        now_ms=lambda: next(times), wide_above=wide_above, die=die,
     )  # fmt: skip
-    return TailCompactor(projection, 64, **{"window_s": 60.0, "events_max": 4} | more)
+    return TailCompactor(projection, wide_above, **{"window_s": 60.0, "events_max": 4} | more)
 
 
-def record(offset: int, *ordinals: int, conversation: str = "c1") -> Addressed:
+def record(offset: int, *ordinals: int, conversation: str = "c1", shard: int = SHARD) -> Addressed:
     activity = encode(100 + offset, 0, 1)
     dispatch = GroupDispatch(
-        TENANT, b"d" * 16, activity, conversation, offset + 1, activity, "ann", 1, 1, SHARD, 0, 0, "phone",
-        "m", b"digest!!", 0, offset, 5, 1, None,
+        TENANT, b"d" * 16, activity, conversation, offset + 1, activity, "ann", 1, 1, shard, 0, 0, "phone",
+        "m", b"digest!!", 0, offset, 5, offset + 1, None,
     )  # fmt: skip
     return Addressed(offset, dispatch, list(ordinals))
 
@@ -186,3 +198,132 @@ async def test_any_cuts_give_the_fold(store: Store) -> None:
     assert found == wanted
     assert store.stands[SHARD].offset == offset - 1
     await tail.close()
+
+
+class BusyStore(Store):
+    """A store whose every call takes a while, in which others go on, and fails by chance when it may."""
+
+    def __init__(self, chance: Random) -> None:
+        super().__init__()
+        self.chance, self.failing = chance, False
+        self.begun: dict[int, int] = {}  # shard -> the offset before the first one of its epoch
+
+    async def _pass(self) -> None:
+        for _ in range(self.chance.randrange(6)):
+            await asyncio.sleep(0)
+        if self.failing and self.chance.random() < 0.2:
+            raise StoreUnavailable("away", Outcome.UNKNOWN)
+
+    async def write(self, rows: Mapping[Slot, Sequence[SessionRow]]) -> int:
+        """See the port."""
+        await self._pass()
+        return await super().write(rows)
+
+    async def checkpoints(self, shards: Sequence[int]) -> list[Checkpoint | None]:
+        """See the port."""
+        await self._pass()
+        return await super().checkpoints(shards)
+
+    async def begin(self, shard: int, expected: Checkpoint | None, new: Checkpoint) -> Checkpoint:
+        """See the port."""
+        await self._pass()
+        stands = await super().begin(shard, expected, new)
+        self.begun[shard] = stands.offset
+        return stands
+
+    async def advance(self, moves: Sequence[Advance]) -> list[Checkpoint | None]:
+        """See the port."""
+        await self._pass()
+        return await super().advance(moves)
+
+    async def cover(self, of: CoverOf, cover: Cover) -> None:
+        """See the port."""
+        await self._pass()
+        await super().cover(of, cover)
+
+
+class Worker:
+    """A mailbox worker that serves some shards for a while, feeds its tail, and stops or is killed."""
+
+    def __init__(self, store: BusyStore, log: dict[int, list[Addressed]], chance: Random) -> None:
+        self.store, self.log, self.chance = store, log, chance
+        self.tail = compactor(store, 3, events_max=5)
+        self.serves: set[int] = set()
+
+    async def work(self, turns: int) -> None:
+        """Shards come and go while others are fed; every record is fed once, as after a clean stop."""
+        flushes: set[asyncio.Task[None]] = set()
+        for _ in range(turns):
+            shard = self.chance.randrange(len(self.log))
+            what = self.chance.random()
+            if shard not in self.serves:
+                self.serves.add(shard)
+                self.tail.begin(shard, len(self.log[shard]))
+            elif what < 0.08:
+                self.serves.discard(shard)
+                await self.tail.release(frozenset({shard}))
+            elif what < 0.85:
+                self._feed(shard)
+            else:
+                flush = asyncio.create_task(self.tail._flush(self.chance.choice((None, 0.0, 1e9))))
+                flushes.add(flush)
+            await asyncio.sleep(0)
+        for result in await asyncio.gather(*flushes, return_exceptions=True):
+            assert result is None or isinstance(result, StoreUnavailable)
+
+    def _feed(self, shard: int) -> None:
+        of_shard, batch = self.log[shard], []
+        for _ in range(self.chance.randrange(1, 4)):
+            # An even ordinal lives in shard 0, an odd one in shard 1.
+            ordinals = [2 * one + shard for one in self.chance.sample(range(40), self.chance.randrange(1, 6))]
+            name = f"c{self.chance.randrange(4)}" if len(ordinals) <= 3 else "wide"
+            batch.append(record(len(of_shard), *ordinals, conversation=name, shard=shard))
+            of_shard.append(batch[-1])
+        self.tail.feed(shard, batch)
+
+    async def stop(self) -> None:
+        """A clean end."""
+        await self.tail.release(frozenset(self.serves))
+        await self.tail.close()
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_a_checkpoint_covers_nothing_that_has_no_row(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shards begin while others are adopted, leave while the store is away, workers are killed (T-K3).
+
+    Whatever happens: what an epoch covers has its rows. What it does not cover is rebuilt from mailboxes.
+    """
+    monkeypatch.setattr(tail_compactor, "RETRY_S", 0.0)
+    monkeypatch.setattr("qim_streams.sessions.wide_covers.RETRY_S", 0.0)
+    monkeypatch.setattr(tail_compactor, "ROWS_MAX", 60)
+    chance = Random(seed)
+    store, log = BusyStore(chance), {0: [], 1: []}
+    for _ in range(4):
+        worker = Worker(store, log, chance)
+        store.failing = chance.random() < 0.5
+        await worker.work(30)
+        assert worker.tail._task is None or not worker.tail._task.done(), "somebody still writes rows"
+        store.failing = chance.random() < 0.2
+        if chance.random() < 0.5:
+            await worker.stop()
+        else:
+            await worker.tail.close()
+    assert uncovered(store, log) == []
+
+
+def uncovered(store: BusyStore, log: Mapping[int, Sequence[Addressed]]) -> list[str]:
+    """What the checkpoints cover and nobody wrote. Of wide conversations only that they are there."""
+    wrong = []
+    for shard, records in log.items():
+        stands = store.stands.get(shard)
+        first = store.begun.get(shard, 0) + 1
+        for offset, dispatch, members in records[first : stands.offset + 1] if stands else ():
+            assert dispatch is not None
+            name = dispatch.conversation_id
+            least = 1 if name == "wide" else 100 + offset
+            held = [store.rows.get((TENANT, one), {}).get(name, 0) for one in members]
+            if min(held) < least:
+                wrong.append(f"shard {shard}, offset {offset} of {name}: {held} for {list(members)}")
+    return wrong
