@@ -134,6 +134,14 @@ class Placement:
         made = self._made.get(shard)
         return 0 if made is None else made[1].first
 
+    def last_of(self, shard: int, records: int) -> int:
+        """The mailbox_seq of the last of so many records in the shard's dispatch partition.
+
+        Where there is none it is the one before the shard's first, never one of an earlier shard: a reader
+        whose cursor is cut there has everything that lies before it.
+        """
+        return self.first_of(shard) + records - 1
+
     def targets(self, group: int, version: int) -> tuple[int, ...]:
         """The shards that have users of a group in a version, ascending."""
         found = self._targets.get((group, version))
@@ -265,7 +273,7 @@ def plan(
 ) -> ShardMapping:
     """The mapping with a prepared split of the shards `olds`.
 
-    `ends`: the next mailbox_seq of each of them, `begins`: the ends of the Outbox partitions,
+    `ends`: how many records each of them has, `begins`: the ends of the Outbox partitions,
     `partitions`: of the dispatch log. ConfigError: this split is not possible, with the reason.
     """
     if mapping.under_way is not None:
@@ -285,7 +293,7 @@ def plan(
     pairs = []
     for number, old in enumerate(sorted(olds)):
         bit = _depth(mapping, old)
-        first = (ends[old] // FIRST_STEP + 1) * FIRST_STEP
+        first = ((placement.last_of(old, ends[old]) + 1) // FIRST_STEP + 1) * FIRST_STEP
         if bit >= BITS_MAX or first + FIRST_STEP > SEQ_MAX:
             raise ConfigError(f"shard {old} was split {bit} times: it cannot be split again")
         pairs.append(Pair(old, placement.shards + number, bit, first))
@@ -314,10 +322,10 @@ def marked(mapping: ShardMapping, marks: Sequence[int]) -> ShardMapping:
 def settled(mapping: ShardMapping, ends: Map[int, int]) -> ShardMapping:
     """The mapping once all records of the version before are in the dispatch log.
 
-    `ends`: the last mailbox_seq of each old shard's log, -1 for none, read after that.
+    `ends`: how many records each old shard has, read after that.
     """
-    split = _open_in(mapping, Step.MARKED)
-    found = tuple(ends[pair.old] for pair in split.pairs)
+    split, placement = _open_in(mapping, Step.MARKED), Placement(mapping)
+    found = tuple(placement.last_of(pair.old, ends[pair.old]) for pair in split.pairs)
     for pair, end in zip(split.pairs, found, strict=True):
         if end >= pair.first:
             raise InvariantViolation(f"shard {pair.old} ends at {end}, where shard {pair.new} begins")

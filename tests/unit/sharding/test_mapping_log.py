@@ -15,7 +15,7 @@ EMPTY = ShardMapping(2)
 PLANNED = rules.plan(EMPTY, [0], {0: 5}, [1, 1], 8)
 OTHER = rules.plan(EMPTY, [1], {1: 5}, [1, 1], 8)
 MARKED = rules.marked(PLANNED, [2, 3])
-SETTLED = rules.settled(MARKED, {0: 9})
+SETTLED = rules.settled(MARKED, {0: 10})
 
 
 @pytest.mark.parametrize("mapping", [EMPTY, PLANNED, MARKED, SETTLED])

@@ -21,7 +21,7 @@ class World:
         self.log = MemoryMappingLog()
         self.outbox: list[list[int]] = [[0] * 3, [0] * 5]  # versions of markers, 0 for a message
         self.ends = [7, 9, 0, 0]
-        self.asked = 0
+        self.asked = self.slept = 0
         self.served = {0, 1, 2, 3}
         self.told: list[Standing] = []
 
@@ -30,7 +30,9 @@ class World:
         return SplitOperation(Mappings(2, self.log), self.log, self, self, self.sleep)
 
     async def sleep(self, seconds: float) -> None:
-        """No time passes."""
+        """No time passes; but nobody waits for ever."""
+        self.slept += 1
+        assert self.slept < 1_000, f"stands at {self.told[-1:]}"
 
     async def outbox_ends(self) -> list[int]:
         return [len(one) for one in self.outbox]
@@ -51,7 +53,8 @@ class World:
         return len(self.outbox[partition]) - 1
 
     async def coverage(self, shards: Sequence[int]) -> list[int]:
-        return [self.ends[one] - 1 for one in shards]
+        placement = await Mappings(2, self.log).load()
+        return [placement.last_of(one, self.ends[one]) if self.ends[one] else -1 for one in shards]
 
     async def unserved(self, shards: Sequence[int]) -> list[int]:
         return [one for one in shards if one not in self.served]
@@ -109,6 +112,33 @@ async def test_two_at_once_do_it_once() -> None:
     mappings = Mappings(2, world.log)
     await mappings.load()
     check(world, mappings)
+
+
+async def test_a_shard_that_got_nothing_is_split_again() -> None:
+    """And one that gets its first records while it is: neither is waited for in vain."""
+    world = World()
+    world.ends = [700, 900, *[0] * 10]
+    world.served |= set(range(4, 12))
+    await world.finish()
+    world.ends[3] = 20
+    again = world.operation()
+    await again.prepare([0, 1, 2, 3])
+    world.ends[3] = 25
+    done = await again.run(world.told.append)
+    assert done is not None
+    assert (done.done, done.version) == (True, 2)
+    world.ends[2] = 1  # behind its marks
+    third = world.operation()
+    assert [pair.old for pair in (await third.prepare([2, 6])).pairs] == [2, 6]
+    done = await third.run(world.told.append)
+    assert done is not None
+    mappings = Mappings(2, world.log)
+    placement = await mappings.load()
+    assert (done.version, placement.shards) == (3, 10)
+    ends = [split.ends for split in placement.mapping.splits]
+    assert ends == [(699, 899), (699, 899, FIRST_STEP - 1, FIRST_STEP + 24), (FIRST_STEP, 2 * FIRST_STEP - 1)]
+    firsts = [pair.first // FIRST_STEP for split in placement.mapping.splits for pair in split.pairs]
+    assert firsts == [1, 1, 1, 1, 2, 2, 2, 3]
 
 
 async def test_what_would_make_users_wait_is_refused() -> None:

@@ -18,8 +18,7 @@ def grown(*turns: list[int], groups: int = GROUPS) -> ShardMapping:
     """A mapping after settled splits of these shards."""
     mapping = ShardMapping(groups)
     for turn, olds in enumerate(turns):
-        firsts = Placement(mapping)
-        ends = {old: firsts.first_of(old) + 10 * (turn + 1) for old in olds}
+        ends = dict.fromkeys(olds, 10 * (turn + 1))
         mapping = rules.plan(mapping, olds, ends, [5] * PARTITIONS, 4_096)
         mapping = rules.marked(mapping, [7] * PARTITIONS)
         mapping = rules.settled(mapping, {old: end + 3 for old, end in ends.items()})
@@ -143,14 +142,14 @@ def test_the_steps_come_in_order_and_are_checked():
     assert Placement(mapping).version == 0, "readers change over when it is settled"
     with pytest.raises(ConfigError, match="under way"):
         rules.plan(mapping, [0], {0: 7}, [3, 4], 8)
-    with pytest.raises(InvariantViolation):
+    with pytest.raises(InvariantViolation, match="no split is MARKED"):
         rules.settled(mapping, {0: 1, 1: 1})
     with pytest.raises(InvariantViolation, match="marks"):
         rules.marked(mapping, [3, 2])
     mapping = rules.marked(mapping, [3, 9])
     with pytest.raises(InvariantViolation, match="ends at"):
-        rules.settled(mapping, {0: rules.FIRST_STEP, 1: 1})
-    mapping = rules.settled(mapping, {0: 11, 1: -1})
+        rules.settled(mapping, {0: rules.FIRST_STEP + 1, 1: 1})
+    mapping = rules.settled(mapping, {0: 12, 1: 0})
     assert mapping.under_way is None
     assert Placement(mapping).version == 1
     assert Placement(mapping).parts(2) == (
@@ -173,6 +172,23 @@ def test_no_room_is_refused_with_the_remedy():
 def test_a_new_shard_begins_above_everything_of_the_old_one():
     mapping = grown([0])
     first = Placement(mapping).first_of(4)
-    again = rules.plan(mapping, [4], {4: first + 77}, [0, 0], 4_096)
+    again = rules.plan(mapping, [4], {4: 77}, [0, 0], 4_096)
     assert again.splits[1].pairs[0].first == first + rules.FIRST_STEP
     assert again.splits[1].pairs[0].bit == 1
+
+
+def test_a_new_shard_that_got_nothing_is_split_again():
+    """Its end is where it begins: one before all shards would send whoever moves twice to his first entry."""
+    mapping = grown([0])
+    first = Placement(mapping).first_of(4)
+    again = rules.plan(mapping, [4], {4: 0}, [9, 9], 4_096)
+    assert again.splits[1].pairs[0].first == first + rules.FIRST_STEP, (
+        "it may get records until it is settled"
+    )
+    again = rules.settled(rules.marked(again, [9, 9]), {4: 0})
+    parts = Placement(again).parts(5)
+    assert [part.through for part in parts[:2]] == [12, first - 1]
+    assert rules.covered(parts, (12, -1, -1)) == first + rules.FIRST_STEP - 1
+    assert rules.stretch(parts, min(first - 1, parts[1].through), rules.SEQ_MAX) == [
+        (5, first + rules.FIRST_STEP - 1, rules.SEQ_MAX)
+    ]
