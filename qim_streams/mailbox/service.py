@@ -201,6 +201,10 @@ class MailboxMaterialiser:
         with self.slices.batch():
             found = await self._intake(batches)
             failpoints.hit("mailbox.bitmap_loaded")
+            if failpoints.armed("takeover.replay_partial") and any(
+                one.batch.records[0].offset <= one.shard.coverage for one in found
+            ):
+                failpoints.hit("takeover.replay_partial")
             for one in found:
                 await self._bury(one.shard, one.taken)
                 await self._give_up(one.shard, one.taken)
@@ -212,10 +216,6 @@ class MailboxMaterialiser:
                 if one.shard.shard in opened:
                     await self.slices.follow(one.shard, opened[one.shard.shard])
             failpoints.hit("mailbox.pushed")
-            if failpoints.armed("takeover.replay_partial") and any(
-                one.kind is _REPLAY for work in found for one in work.taken
-            ):
-                failpoints.hit("takeover.replay_partial")
             for one in found:
                 self._note(one)
                 metrics.WATERMARK.labels(str(one.shard.shard)).set(one.shard.coverage)

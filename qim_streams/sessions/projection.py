@@ -210,10 +210,14 @@ class SessionProjection:
 
     # -- checkpoints
 
-    async def checkpoint(self, partitions: Sequence[int]) -> None:
-        """Move the checkpoints of `partitions` to what was handled, as far as nothing of it waits."""
+    async def checkpoint(self, partitions: Sequence[int]) -> dict[int, int]:
+        """Move the checkpoints of `partitions` to what was handled, as far as nothing of it waits.
+
+        Where each stands then, inclusive: what lies above is read again after a crash, and not acknowledged.
+        """
         await self._settle(partitions)
         failpoints.hit("qsession.checkpoint_moved")
+        return {shard: self.served[shard].checkpoint for shard in partitions if shard in self.served}
 
     async def _settle_one(self, shard: int) -> None:
         await self._settle([shard])

@@ -25,7 +25,7 @@ from pathlib import Path
 from tests.support.matrix_table import MatrixRow, put_section, table
 from tests.support.report import ROOT, facts
 from tests.support.stack import StackProcess
-from tests.support.strike_lab import ENVIRONMENT, WORKERS, Outcome, StrikeLab
+from tests.support.strike_lab import ENVIRONMENT, SHARDS, WORKERS, Outcome, StrikeLab
 from tests.support.strikes import ACTIONS, POINTS, Strike, plan, remaining, slice_of
 
 RESULTS = ROOT / ".qim" / "chaos" / "results.jsonl"
@@ -92,7 +92,7 @@ class Run:
         env = ENVIRONMENT | {"QIM_FAILPOINT_FILE": str(armed)}
         print(f"{len(left)} strikes, seed {self._seed}; starting a stack", flush=True)
         with StackProcess(folder / "stack", *WORKERS, env=env) as stack:
-            lab = StrikeLab(stack, armed, stand_bys=True)
+            lab = StrikeLab(stack, armed, SHARDS, stand_bys=True)
             try:
                 while left and time.monotonic() < end_s:
                     one = left.pop(0)

@@ -251,8 +251,10 @@ class Worker:
                 raise error
 
     async def checkpoint(self, shards: Sequence[int]) -> None:
-        """Move checkpoints."""
-        await self._persist(lambda: self.service.checkpoint(shards))
+        """Move checkpoints; I17: what may be acknowledged is what the store would go on behind."""
+        reached = await self._persist(lambda: self.service.checkpoint(shards))
+        for shard, stands in zip(shards, await self.world.store.checkpoints(shards), strict=True):
+            assert stands is None or reached[shard] <= stands.offset, f"shard {shard} acknowledges too much"
 
     async def _persist(self, call: Any) -> Any:
         for _ in range(3):
@@ -502,6 +504,9 @@ def test_the_checkpoint_waits_for_a_wide_message() -> None:
     machine.wide_message("w1", set(), 1)
     machine.sweep((8, 8))
     machine.checkpoint((0, 1))
+    reached = machine._run(machine._alive().service.checkpoint((0, 1)))
+    wide = {shard: len(log) - 1 for shard, log in enumerate(machine.world.log)}
+    assert any(reached[shard] < wide[shard] for shard in wide), "the wide message is acknowledged"
     machine.killed()
     machine.teardown()
 

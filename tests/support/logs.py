@@ -6,13 +6,14 @@ Spec: §2, §5, §14.3.
 """
 
 import time
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, suppress
 from typing import NamedTuple
 
 import redis
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
+from qim_streams.errors import RecordError
 from qim_streams.mailbox import watermark
 from qim_streams.ownership.log_fence import barrier_epoch
 from qim_streams.records import OUTBOX_RELAYED, MessageRecord, decode_message, decode_outbox
@@ -66,12 +67,14 @@ def ends(brokers: str, topic: str) -> dict[int, int]:
             _until(deadline_s, f"no end offsets of {topic}")
 
 
-def read_topic(brokers: str, topic: str) -> Iterator[Message]:
-    """Every record of a topic up to its present end; per partition in offset order."""
-    left = {number: end for number, end in ends(brokers, topic).items() if end > 0}
+def read_topic(brokers: str, topic: str, start: Mapping[int, int] | None = None) -> Iterator[Message]:
+    """Every record of a topic from `start` (partition -> offset) to its present end; per partition in
+    offset order."""
+    begin = start or {}
+    left = {number: end for number, end in ends(brokers, topic).items() if end > begin.get(number, 0)}
     deadline_s = time.monotonic() + READ_S
     with closing(_consumer(brokers)) as consumer:
-        consumer.assign([TopicPartition(topic, number, 0) for number in left])
+        consumer.assign([TopicPartition(topic, number, begin.get(number, 0)) for number in left])
         while left:
             _until(deadline_s, f"{topic} was not read to its end: {left}")
             for record in consumer.consume(200, timeout=0.1):
@@ -91,10 +94,13 @@ def read_outbox(brokers: str, tenant_id: str, prefix: str) -> list[Logged]:
         if epoch is not None:
             fences[record.partition()] = max(epoch, fences.get(record.partition(), 0))
             continue
-        outer = decode_outbox(record.value())
-        if outer.fencing_epoch < fences.get(record.partition(), 0):
-            continue  # nobody takes what an old owner appends behind a barrier
-        message = decode_message(outer.message)
+        try:
+            outer = decode_outbox(record.value())
+            if outer.fencing_epoch < fences.get(record.partition(), 0):
+                continue  # nobody takes what an old owner appends behind a barrier
+            message = decode_message(outer.message)
+        except RecordError:
+            continue  # poison: set aside by every reader
         if message.tenant_id == tenant_id and message.client_message_id.startswith(prefix):
             relayed = bool(outer.flags & OUTBOX_RELAYED)
             found.append(Logged(record.partition(), record.offset(), relayed, outer.message, message))
@@ -110,8 +116,9 @@ def count_left_out(brokers: str) -> int:
         epoch = barrier_epoch(record.key(), record.value())
         if epoch is not None:
             fences[record.partition()] = max(epoch, fence)
-        elif decode_outbox(record.value()).fencing_epoch < fence:
-            count += 1
+        else:
+            with suppress(RecordError):  # poison
+                count += decode_outbox(record.value()).fencing_epoch < fence
     return count
 
 

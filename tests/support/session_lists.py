@@ -17,6 +17,7 @@ from qim_streams.records import KIND_MESSAGE
 from qim_streams.sessions.projection_records import activity_of
 from qim_streams.sessions.redis_projection import user_key
 from qim_streams.wire.frames import Event
+from tests.support.checkers import list_differs
 from tests.support.waiting import eventually
 
 PROJECTED_S = 60.0
@@ -87,10 +88,4 @@ def _of_user(
     wide = client.smembers(user_key(tenant_id, ordinal, "wide"))
     rows = {name.decode(): int(score) for name, score in held}  # type: ignore[union-attr]
     behind = {name.decode() for name in wide}  # type: ignore[union-attr]
-    return [
-        f"F5: {user} has {name} at {rows.get(name)} in the list, and at {wanted.get(name)} in the mailbox"
-        for name in sorted(rows.keys() | wanted.keys())
-        if rows.get(name) != wanted.get(name)
-        and not (rows.get(name, 0) > wanted.get(name, 0) and (name, rows[name]) not in said)
-        and not (name in behind and 0 < rows.get(name, 0) <= wanted.get(name, 0))
-    ]
+    return list_differs(user, rows, behind, wanted, said)

@@ -21,6 +21,7 @@ from typing import Any
 from tests.support.processes import ExtraWorker, is_stopped, stand_by
 from tests.support.room_traffic import RoomTraffic
 from tests.support.stack import StackProcess
+from tests.support.strike_verdict import Beside, StackMemory
 from tests.support.strikes import POINTS, ROOMS, Strike
 from tests.support.traffic import Plan, Traffic
 from tests.support.verdict import start_traffic, verdict_on
@@ -29,9 +30,10 @@ from tests.support.watermark_sampler import WatermarkSampler
 FIRE_S, BACK_S = 60.0, 90.0
 FREEZE_S = 4.5  # half as long again as the lease and the session timeout of the test stack
 ACKS_BEFORE, ACKS_AFTER = 20, 30
+SHARDS = 4
 ENVIRONMENT = {
     # Few shards and a small write batch: the group of everybody is a large record in each shard.
-    "QIM_MAILBOX_SHARDS": "4",
+    "QIM_MAILBOX_SHARDS": str(SHARDS),
     "QIM_MAILBOX_WRITEBATCH_MAX_ENTRIES": "3",
     "QIM_SESSION_ROWS_PER_DISPATCH_MAX": "2",
 }
@@ -61,10 +63,11 @@ class Outcome:
 class StrikeLab:
     """Strikes on one stack, one after the other. `armed` is the stack's QIM_FAILPOINT_FILE."""
 
-    def __init__(self, stack: StackProcess, armed: Path, *, stand_bys: bool) -> None:
+    def __init__(self, stack: StackProcess, armed: Path, shards: int, *, stand_bys: bool) -> None:
         self._stack, self._armed, self._wanted = stack, armed, stand_bys
         self._writer: ExtraWorker | None = None
-        self._count = 0
+        self._memory = StackMemory()
+        self._shards, self._count = shards, 0
 
     def close(self) -> None:
         """Let go of what was started here."""
@@ -97,8 +100,10 @@ class StrikeLab:
         self._count += 1
         run = f"k{self._count}x{strike.seed}"
         traffic = start_traffic(stack, Plan(run, strike.seed, silent=12), directory)
+        beside = Beside(stack, traffic, self._shards, self._memory)
         with WatermarkSampler(stack.client["redis_url"]) as sampler:
-            async with traffic, self._rooms(point.role == ROOMS) as rooms:
+            async with beside, traffic, self._rooms(point.role == ROOMS) as rooms:
+                await beside.start()
                 await traffic.more_acks(ACKS_BEFORE)
                 await self._fire(strike, directory, traffic, outcome)
                 await traffic.more_acks(ACKS_AFTER)
@@ -106,9 +111,12 @@ class StrikeLab:
                     await rooms.more(ACKS_AFTER)
                 await asyncio.to_thread(stack.wait_all_ready)
                 verdict = await verdict_on(traffic, stack, sampler, directory)
-            outcome.figures = dict(verdict.figures)
-            outcome.problems = list(verdict.problems)
-            if verdict.problems:
+                assert verdict.evidence is not None
+                outcome.figures = dict(verdict.figures)
+                outcome.problems = list(verdict.problems)
+                outcome.problems += await beside.problems(verdict.evidence)
+            outcome.figures |= beside.figures
+            if outcome.problems:
                 outcome.outcome = "failed"
             if rooms is not None:
                 rooms.check(outcome.figures)

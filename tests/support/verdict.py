@@ -25,6 +25,7 @@ from qim_streams.errors import QimError
 from qim_streams.testing.history import HistoryWriter, operations, read_history
 from qim_streams.testing.oracle import expected_mailboxes
 from qim_streams.wire.frames import Event
+from tests.support.checkers import archive_is_outbox, undrained
 from tests.support.evidence import Evidence, acts_of, problems
 from tests.support.logs import DISPATCH, OUTBOX, HotTier, Logged, ends, read_outbox
 from tests.support.session_lists import list_problems
@@ -44,6 +45,7 @@ class Verdict:
 
     problems: list[str]
     figures: dict[str, object] = field(default_factory=dict)
+    evidence: Evidence | None = None
 
     def keep(self, directory: Path, outbox: Sequence[Logged]) -> None:
         """Write down what a person needs to find out what went wrong: all problems and the Outbox."""
@@ -124,7 +126,7 @@ async def verdict_on(
         *await unarchived(open_archive_reader(server_settings(stack.state_dir)[0]), brokers, outbox),
     ]
     clock.lap("checkpoints and archive, s")
-    verdict = Verdict(problems(evidence), figures(evidence, traffic, sampler) | clock.laps)
+    verdict = Verdict(problems(evidence), figures(evidence, traffic, sampler) | clock.laps, evidence)
     if verdict.problems:
         verdict.keep(directory, outbox)
     return verdict
@@ -170,17 +172,10 @@ async def _mailboxes(traffic: Traffic, evidence: Evidence) -> dict[str, tuple[Ev
 
 async def _undrained(tier: HotTier, brokers: str) -> list[str]:
     """I7: W of every shard reaches the end of the dispatch log."""
-    wanted = {
-        shard: end - 1 for shard, end in (await asyncio.to_thread(ends, brokers, DISPATCH)).items() if end
-    }
+    wanted = await asyncio.to_thread(ends, brokers, DISPATCH)
 
     def behind() -> list[str]:
-        stands = tier.watermarks()
-        return [
-            f"I7: W of shard {shard} is {min(stands.get(shard, (-1,)))}, the log ends at {last}"
-            for shard, last in wanted.items()
-            if min(stands.get(shard, (-1,))) < last
-        ]
+        return undrained(tier.watermarks(), wanted)
 
     try:
         await eventually(lambda: not behind(), DRAIN_S, "W at the end of the log")
@@ -214,8 +209,7 @@ async def unarchived(reader: ArchiveReader, brokers: str, outbox: list[Logged]) 
         return [f"I12: {error}"]
     finally:
         await reader.close()
-    wrong = [place for place, kept in zip(places, found, strict=True) if kept != places[place]]
-    return [f"I12: {place} is not in the archive as it is in the Outbox" for place in wrong]
+    return archive_is_outbox(dict(zip(places, found, strict=True)), places)
 
 
 def seconds_with_an_ack(acks_s: Sequence[float]) -> float:

@@ -13,6 +13,7 @@ from typing import Self
 import redis
 
 from qim_streams.errors import RecordError
+from tests.support.checkers import went_back
 from tests.support.logs import HotTier
 
 EVERY_S = 0.05
@@ -50,9 +51,5 @@ class WatermarkSampler:
     def _take(self, found: dict[int, tuple[int, ...]]) -> None:
         self.samples += 1
         for shard, before in self.highest.items():
-            now = found.get(shard, ())
-            if any(new < old for new, old in zip(now, before, strict=False)) or len(now) != len(before):
-                self.violations.append(
-                    f"I6: W of shard {shard} went back from {min(before)} to {min(now, default=None)}"
-                )
+            self.violations += went_back(shard, before, found.get(shard, ()))
         self.highest.update(found)
