@@ -15,11 +15,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from qim_streams.client import RebuildRequired, SyncFinished
-from qim_streams.ids import direct_conversation_id, event_id
+from qim_streams.ids import direct_conversation_id
 from qim_streams.records import RECIPIENT_FLAGS, SENDER_FLAGS
 from qim_streams.testing.history import Operation
 from qim_streams.testing.oracle import Act, Place, Seen, violations
 from qim_streams.wire.frames import Event
+from tests.support.checkers import event_id_of
 from tests.support.device import Device, body_of
 from tests.support.logs import Logged
 from tests.support.traffic import Probe
@@ -250,7 +251,7 @@ def entries_are_right(evidence: Evidence) -> list[str]:
             flags = SENDER_FLAGS if own else RECIPIENT_FLAGS
             if message.body != body_of(key, evidence.body_bytes_max):
                 bad.append(f"{user}: the body of {key} is not what was sent")
-            if event.event_id != event_id(message.message_id, user):
+            if event.event_id != event_id_of(message.message_id, user):
                 bad.append(f"I3: {user}: {key} has another event_id than its ids make")
             if event.flags != flags or event.client_message_id != (key if own else None):
                 bad.append(f"F1: {user}: {key} has flags {event.flags}, mark {event.client_message_id}")
