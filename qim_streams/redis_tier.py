@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import math
 import re
+import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from importlib import resources
@@ -22,6 +23,7 @@ from redis.backoff import NoBackoff
 
 from qim_streams.errors import FencedError, Outcome, StoreError, StoreUnavailable
 from qim_streams.settings import Settings
+from qim_streams.tls import client_context
 
 type_args = str | bytes | int | float
 COMMAND_TIMEOUT_S = 10.0
@@ -50,8 +52,10 @@ def connect(settings: Settings) -> RedisClient:
 
     No silent retries: a command is repeated only by the stage that knows whether this is safe.
     """
+    url = settings.redis_url.get_secret_value()
     pool = redis_asyncio.BlockingConnectionPool.from_url(
-        settings.redis_url.get_secret_value(),
+        url,
+        **tls_options(settings, url),
         decode_responses=False,
         protocol=3,
         socket_timeout=COMMAND_TIMEOUT_S,
@@ -62,6 +66,23 @@ def connect(settings: Settings) -> RedisClient:
         health_check_interval=30,
     )
     return redis_asyncio.Redis.from_pool(pool)
+
+
+def tls_options(settings: Settings, url: str) -> dict[str, Any]:
+    """Of a connection to a ``rediss://`` address: the server is always checked, by its name, too."""
+    if not url.startswith("rediss://"):
+        return {}
+    files = (settings.redis_tls_ca_file, settings.redis_tls_cert_file, settings.redis_tls_key_file)
+    client_context("redis_tls_ca_file", *files)  # of no use: said now, and by name
+    ca, cert, key = (None if path is None else str(path) for path in files)
+    return {
+        "ssl_cert_reqs": "required",
+        "ssl_check_hostname": True,
+        "ssl_min_version": ssl.TLSVersion.TLSv1_2,
+        "ssl_ca_certs": ca,
+        "ssl_certfile": cert,
+        "ssl_keyfile": key,
+    }
 
 
 @asynccontextmanager

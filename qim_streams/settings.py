@@ -15,7 +15,9 @@ from pydantic_settings import SettingsConfigDict
 
 from qim_streams import limits
 from qim_streams.errors import ConfigError
+from qim_streams.kafka_access import KafkaAccess
 from qim_streams.settings_notification import NotificationSettings
+from qim_streams.settings_security import SecuritySettings
 
 SECRET_BYTES_MIN = 32
 SECRET_FILE_BYTES_MAX = 4_096
@@ -27,6 +29,7 @@ SECRETS = (
     "cursor_secret_previous",
     "admin_api_key",
 )
+WITH_PASSWORDS = ("redis_url", "kafka_sasl_password")  # may come from files, too, but are others' to choose
 # Read elsewhere: by failpoints, and by the command line's client commands (click's envvar).
 OTHER_VARIABLES = frozenset(
     {"QIM_FAILPOINT", "QIM_FAILPOINT_LATCH", "QIM_TENANT", "QIM_TOKEN", "QIM_GATEWAY_URL"}
@@ -37,7 +40,7 @@ def _setting(default: Any, section: str, description: str, **bounds: Any) -> Any
     return Field(default=default, description=description, json_schema_extra={"section": section}, **bounds)
 
 
-class Settings(NotificationSettings):
+class Settings(NotificationSettings, SecuritySettings):
     """The settings of every role; a role reads the ones of its section."""
 
     model_config = SettingsConfigDict(env_prefix="QIM_", extra="ignore", frozen=True)
@@ -69,35 +72,6 @@ class Settings(NotificationSettings):
     )
     metrics_host: str = _setting("127.0.0.1", "stack", "address of this process's Prometheus port")
     metrics_port: int = _setting(0, "stack", "Prometheus port of this process; 0 = closed", ge=0, le=65535)
-
-    # -- security
-    internal_secret: SecretStr = _setting(
-        SecretStr(""), "security", "shared by gateways, writers and API; at least 32 characters"
-    )
-    jwt_secret: SecretStr = _setting(
-        SecretStr(""), "security", "HS256 key of access tokens; at least 32 characters"
-    )
-    jwt_secret_previous: SecretStr = _setting(
-        SecretStr(""), "security", "another HS256 key that is accepted: the former, or the next one"
-    )
-    jwt_jwks_file: Path | None = _setting(None, "security", "JWKS file for RS256/ES256 access tokens")
-    jwt_audience: str = _setting("qim", "security", "required aud claim")
-    jwt_leeway_s: int = _setting(30, "security", "clock leeway for exp and nbf, seconds", ge=0, le=300)
-    cursor_secret: SecretStr = _setting(
-        SecretStr(""), "security", "HMAC key of cursors; at least 32 characters"
-    )
-    cursor_secret_previous: SecretStr = _setting(
-        SecretStr(""), "security", "another cursor key that is accepted: the former, or the next one"
-    )
-    admin_api_key: SecretStr = _setting(
-        SecretStr(""), "security", "key of the HTTP admin API; at least 32 characters"
-    )
-    internal_secret_file: Path | None = _setting(None, "security", "file with internal_secret")
-    jwt_secret_file: Path | None = _setting(None, "security", "file with jwt_secret")
-    jwt_secret_previous_file: Path | None = _setting(None, "security", "file with jwt_secret_previous")
-    cursor_secret_file: Path | None = _setting(None, "security", "file with cursor_secret")
-    cursor_secret_previous_file: Path | None = _setting(None, "security", "file with cursor_secret_previous")
-    admin_api_key_file: Path | None = _setting(None, "security", "file with admin_api_key")
 
     # -- gateway
     gateway_host: str = _setting("127.0.0.1", "gateway", "address that client sockets bind to")
@@ -304,7 +278,7 @@ class Settings(NotificationSettings):
     @classmethod
     def _secrets_of_files(cls, values: dict[str, Any]) -> dict[str, Any]:
         found = dict(values)
-        for name in (*SECRETS, "redis_url"):
+        for name in (*SECRETS, *WITH_PASSWORDS):
             path = values.get(f"{name}_file")
             if path is None or path == "":
                 continue
@@ -354,6 +328,20 @@ class Settings(NotificationSettings):
     def archive_dir(self) -> Path:
         """Where the RocksDB archive lives."""
         return self.archive_rocksdb_dir or self.state_dir / "archive"
+
+    @property
+    def kafka(self) -> KafkaAccess:
+        """How the log is reached."""
+        return KafkaAccess(
+            servers=self.brokers,
+            tls=self.kafka_tls,
+            ca_file=self.kafka_tls_ca_file,
+            cert_file=self.kafka_tls_cert_file,
+            key_file=self.kafka_tls_key_file,
+            mechanism=self.kafka_sasl_mechanism,
+            user=self.kafka_sasl_user,
+            password=self.kafka_sasl_password.get_secret_value(),
+        )
 
 
 def read_secret(name: str, path: Path) -> str:

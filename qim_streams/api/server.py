@@ -1,6 +1,6 @@
 """The admin API on a socket: uvicorn, with bounds, in the event loop of its role.
 
-Loopback unless told otherwise. There is no TLS here: whoever binds to another address puts a proxy that
+Loopback unless told otherwise. Whoever binds to another address without a certificate puts a proxy that
 speaks TLS in front, and is told so once.
 """
 
@@ -9,6 +9,7 @@ import contextlib
 import ipaddress
 import logging
 import socket
+import ssl
 from collections.abc import Iterator
 
 import uvicorn
@@ -58,10 +59,12 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-async def serve(app: ASGIApp, listener: socket.socket, stop: asyncio.Event) -> None:
+async def serve(
+    app: ASGIApp, listener: socket.socket, stop: asyncio.Event, tls: ssl.SSLContext | None = None
+) -> None:
     """Serve until `stop` is set; requests in progress get five seconds to end."""
     host, port = listener.getsockname()[:2]
-    if not is_loopback(host):
+    if tls is None and not is_loopback(host):
         log.warning("the admin API listens on %s without TLS: put a proxy in front of it", host)
     config = uvicorn.Config(
         app,
@@ -75,12 +78,13 @@ async def serve(app: ASGIApp, listener: socket.socket, stop: asyncio.Event) -> N
         limit_concurrency=limits.API_CONNECTIONS_MAX,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=STOP_SECONDS_MAX,
+        ssl_context_factory=None if tls is None else lambda _config, _default: tls,
         h11_max_incomplete_event_size=HEADER_BYTES_MAX,
     )
     server = _Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     stopping = asyncio.create_task(stop.wait())
-    log.info("admin API on http://%s:%d", host, port)
+    log.info("admin API on %s://%s:%d", "http" if tls is None else "https", host, port)
     try:
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
     finally:

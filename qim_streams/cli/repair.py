@@ -108,7 +108,7 @@ async def _run(settings: Settings, accept: list[int], wait_s: float) -> RepairSt
 async def _counted(settings: Settings) -> Settings:
     from qim_streams.trace.kafka_log import KafkaLogReader
 
-    log = KafkaLogReader(settings.brokers)
+    log = KafkaLogReader(settings.kafka)
     try:
         return await with_partition_counts(settings, log)
     finally:

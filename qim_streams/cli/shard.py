@@ -68,7 +68,7 @@ async def _opened(state_dir: Path | None) -> AsyncIterator["Splitting"]:
     settings, _ = server_settings(state_dir)
     if settings.mailbox_shards_max and "mailbox_shards" not in settings.model_fields_set:
         raise ConfigError("mailbox_shards: set QIM_MAILBOX_SHARDS to what the gateways and workers have")
-    log = KafkaLogReader(settings.brokers)
+    log = KafkaLogReader(settings.kafka)
     try:
         async with splitting(await with_partition_counts(settings, log), log) as found:
             yield found

@@ -33,7 +33,7 @@ def topics() -> None:
 def apply(brokers: str | None) -> None:
     """Create what is missing. Nothing that exists is changed; differences are printed (exit code 1)."""
     settings, _, resolved = _resolved(brokers)
-    admin = declared.admin_client(settings.brokers)
+    admin = declared.admin_client(settings.kafka)
     for name in declared.apply(admin, resolved):
         click.echo(f"created {name} with {resolved[name].partitions} partitions")
     _report(declared.check(admin, resolved), len(resolved))
@@ -44,7 +44,7 @@ def apply(brokers: str | None) -> None:
 def check(brokers: str | None) -> None:
     """Compare the broker with topics.yaml: one line per difference, exit code 1 if there is any."""
     settings, _, resolved = _resolved(brokers)
-    _report(declared.check(declared.admin_client(settings.brokers), resolved), len(resolved))
+    _report(declared.check(declared.admin_client(settings.kafka), resolved), len(resolved))
 
 
 @topics.command("list")

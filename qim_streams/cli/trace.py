@@ -55,7 +55,7 @@ async def _trace(
     from qim_streams.roles.tracing import tracing
     from qim_streams.trace.kafka_log import KafkaLogReader
 
-    log = KafkaLogReader(settings.brokers)
+    log = KafkaLogReader(settings.kafka)
     try:
         settings = await with_partition_counts(settings, log)
     finally:

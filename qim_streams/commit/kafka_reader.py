@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from qim_streams.errors import InvariantViolation, Outcome, StoreUnavailable
+from qim_streams.kafka_access import Brokers, access_of
 
 log = logging.getLogger(__name__)
 
@@ -27,11 +28,11 @@ LogRow = tuple[int, bytes, bytes]  # offset, key, value
 class KafkaLogReader:
     """Rows (offset, key, value) of one topic. Close it after use."""
 
-    def __init__(self, brokers: str, topic: str) -> None:
+    def __init__(self, brokers: Brokers, topic: str) -> None:
         self._topic = topic
         self._turn = asyncio.Lock()
         self._config = {
-            "bootstrap.servers": brokers,
+            **access_of(brokers).librdkafka(),
             "group.id": "qim-log-reader",  # required by the client; never joined
             "enable.auto.commit": False,
             "auto.offset.reset": "error",

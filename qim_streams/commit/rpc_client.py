@@ -28,6 +28,7 @@ from qim_streams.errors import AdmissionRefused, Outcome, StoreError, StoreUnava
 from qim_streams.membership.commands import GroupCommand, GroupState
 from qim_streams.ownership.ports import LeaseStore
 from qim_streams.placement import outbox_partition
+from qim_streams.tls import LinkTls
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +62,10 @@ class WriterLinks:
         bytes_max: int = BYTES_MAX,
         rng: random.Random | None = None,
         resource: str = "ob",
+        tls: LinkTls | None = None,
     ) -> None:
-        """`resource`: what the leases of the partitions are called, before the colon."""
+        """`resource`: what the leases of the partitions are called, before the colon. `tls` None: none."""
+        self._tls = tls
         self._leases, self._secret, self._node, self._partitions = leases, secret, node, outbox_partitions
         self._calls_max, self._bytes_max, self._rng = calls_max, bytes_max, rng or random.Random()
         self._resource = resource
@@ -216,7 +219,7 @@ class WriterLinks:
         down = self._down.get(address)
         if down is not None and asyncio.get_running_loop().time() < down.until_s:
             return None
-        link = WriterLink(address, self._secret, self._node, self._answered, self._ended)
+        link = WriterLink(address, self._secret, self._node, self._answered, self._ended, self._tls)
         self._links[address] = link
         return link
 

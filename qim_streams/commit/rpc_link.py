@@ -21,6 +21,7 @@ import aiohttp
 from qim_streams.commit import rpc_protocol
 from qim_streams.errors import ProtocolError
 from qim_streams.pacing import Pace
+from qim_streams.tls import LinkTls
 
 log = logging.getLogger(__name__)
 
@@ -77,8 +78,10 @@ class WriterLink:
         node: str,
         on_answer: Callable[[Call, list[Any]], object],
         on_end: Callable[["WriterLink", list[Call]], object],
+        tls: LinkTls | None = None,
     ) -> None:
         self.address = address
+        self._tls = tls
         self._secret, self._node = secret, node
         self._on_answer, self._on_end = on_answer, on_end
         self._out: list[Call] = []
@@ -123,14 +126,17 @@ class WriterLink:
 
     async def _serve(self) -> None:
         headers = {rpc_protocol.VERSION_HEADER: str(rpc_protocol.VERSION)}
+        scheme = "http" if self._tls is None else "https"
         async with aiohttp.ClientSession() as session:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 socket = await session.ws_connect(
-                    f"http://{self.address}{rpc_protocol.PATH}",
+                    f"{scheme}://{self.address}{rpc_protocol.PATH}",
                     headers=headers,
                     max_msg_size=rpc_protocol.FRAME_BYTES_MAX,
                     heartbeat=HEARTBEAT_S,
                     compress=0,
+                    ssl=True if self._tls is None else self._tls.context,
+                    server_hostname=None if self._tls is None else self._tls.name or None,
                 )
                 await self._handshake(socket)
             self.connected = True

@@ -12,6 +12,7 @@ Spec: §3.
 import asyncio
 import logging
 import secrets
+import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from aiohttp import WSMsgType, web
 from qim_streams.commit import rpc_protocol
 from qim_streams.errors import ProtocolError
 from qim_streams.readiness import Source, document, status_of
+from qim_streams.tls import shows_certificate
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +48,7 @@ class RpcListener(ABC):
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
+        self.tls: ssl.SSLContext | None = None  # set it before `start`
         self.more_reasons: Source = tuple  # of the role around it
         self._runner: web.AppRunner | None = None
         self._peers: set[_Peer] = set()
@@ -78,7 +81,7 @@ class RpcListener(ABC):
         app.router.add_get(READY_PATH, self._ready)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port, backlog=256)
+        site = web.TCPSite(self._runner, host, port, backlog=256, ssl_context=self.tls)
         await site.start()
         return int(self._runner.addresses[0][1])
 
@@ -94,6 +97,10 @@ class RpcListener(ABC):
     async def _accept(self, request: web.Request) -> web.StreamResponse:
         if request.headers.get(rpc_protocol.VERSION_HEADER) != str(rpc_protocol.VERSION):
             return web.Response(status=400, text=f"this writer speaks RPC version {rpc_protocol.VERSION}\n")
+        # Whether this process is ready, anybody may ask; requests are for peers with a certificate of ours.
+        if self.tls is not None and not shows_certificate(request.transport):
+            log.warning("connection from %s refused: no certificate", request.remote)
+            return web.Response(status=403, text="a client certificate is needed\n")
         if len(self._peers) >= CONNECTIONS_MAX or self._strangers >= STRANGERS_MAX:
             return web.Response(status=503, text="too many connections\n")
         socket = web.WebSocketResponse(

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from qim_streams.embedded.ports import LOOPBACK
 from qim_streams.embedded.roles import Ready
 from qim_streams.errors import ConfigError
+from qim_streams.tls import loopback_context
 
 CONNECT_TIMEOUT_S = 2.0
 SILENCE_S = 8.0  # of a role that writes every second
@@ -33,9 +34,11 @@ Health = Callable[[], list[str]]
 def told_by_page(url: str) -> Health:
     """The reasons that a page gives in the form ``{"ready": ..., "reasons": [...]}``."""
 
+    tls = loopback_context() if url.startswith("https:") else None
+
     def ask() -> list[str]:
         try:
-            with urllib.request.urlopen(url, timeout=CONNECT_TIMEOUT_S) as answer:  # noqa: S310 - our own URL
+            with urllib.request.urlopen(url, timeout=CONNECT_TIMEOUT_S, context=tls) as answer:  # noqa: S310 - our own URL
                 return _reasons(answer.read(REASONS_BYTES_MAX))
         except urllib.error.HTTPError as refusal:
             with refusal:

@@ -25,6 +25,7 @@ from aiokafka.structs import TopicPartition
 
 from qim_streams.errors import RecordError, StoreUnavailable
 from qim_streams.gateway.metrics import GatewayCounters
+from qim_streams.kafka_access import Brokers, access_of
 from qim_streams.pacing import FetchPace, Hold
 from qim_streams.records import PushBatch, decode_push
 
@@ -44,7 +45,7 @@ class PushReader:
 
     def __init__(
         self,
-        brokers: str,
+        brokers: Brokers,
         topic: str,
         client_id: str,
         *,
@@ -79,7 +80,7 @@ class PushReader:
         await self.stop()
         place = TopicPartition(self._topic, partition)
         consumer = AIOKafkaConsumer(
-            bootstrap_servers=self._brokers,
+            **access_of(self._brokers).aiokafka(),
             client_id=self._client_id,
             group_id=None,
             enable_auto_commit=False,

@@ -20,6 +20,7 @@ from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 from aiokafka.structs import TopicPartition
 
 from qim_streams.errors import Outcome, StoreUnavailable
+from qim_streams.kafka_access import Brokers, access_of
 from qim_streams.pacing import FetchPace, Hold
 from qim_streams.rooms.appends import TOPIC
 from qim_streams.rooms.ports import LogRow
@@ -41,7 +42,7 @@ Deliver = Callable[[int, Sequence[LogRow]], Awaitable[None]]
 class RoomReader:
     """`wants(key)` is asked per record, `deliver(partition, rows)` per poll."""
 
-    def __init__(self, brokers: str, client_id: str, partitions: int) -> None:
+    def __init__(self, brokers: Brokers, client_id: str, partitions: int) -> None:
         self._brokers, self._client_id, self._partitions = brokers, client_id, partitions
         self._consumer: Any = None
         self._turn = asyncio.Lock()
@@ -75,7 +76,7 @@ class RoomReader:
 
     async def _begin(self) -> Any:
         consumer = AIOKafkaConsumer(
-            bootstrap_servers=self._brokers,
+            **access_of(self._brokers).aiokafka(),
             client_id=self._client_id,
             group_id=None,
             enable_auto_commit=False,

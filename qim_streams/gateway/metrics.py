@@ -22,6 +22,7 @@ PULL_SECONDS = Histogram("qim_gateway_pull_seconds", "Time to answer a PULL_MAIL
 COUNTERS: Final[dict[str, str]] = {
     "connections": "Sockets accepted",
     "connections_refused": "Sockets refused because the gateway was full or draining",
+    "door_refused": "Connections refused because their address had too many, or opened them too fast",
     "auths": "Sessions opened",
     "auths_refused": "AUTH frames answered with an error",
     "sends": "SEND_MESSAGE handed to writers",
@@ -57,7 +58,7 @@ class GatewayCounters(Collector):
     """Counts as attributes: ``counters.sends += 1``. What `_GAUGES` names is set, not counted."""
 
     def __init__(self) -> None:
-        self.connections = self.connections_refused = self.auths = self.auths_refused = 0
+        self.connections = self.connections_refused = self.door_refused = self.auths = self.auths_refused = 0
         self.sends = self.sends_acked = self.sends_refused = 0
         self.pulls = self.pulled_events = self.pushed_events = self.fills = self.live_lost = 0
         self.watermark_fills = 0

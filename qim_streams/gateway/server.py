@@ -14,6 +14,8 @@ Spec: §6, §7; reliability P16, P17.
 import asyncio
 import logging
 import math
+import ssl
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -21,10 +23,12 @@ from aiohttp import WSCloseCode, WSMsgType, web
 from aiohttp.abc import AbstractStreamWriter
 
 from qim_streams.gateway.acceptor import Acceptor
+from qim_streams.gateway.door import Door, DoorBounds, networks
 from qim_streams.gateway.outbound import TRANSPORT_BYTES_MAX, Cork, Outbound
 from qim_streams.gateway.services import Services
 from qim_streams.gateway.session import ClientSession
 from qim_streams.readiness import Source, document, status_of
+from qim_streams.settings import Settings
 from qim_streams.wire import CODECS, SUBPROTOCOLS
 from qim_streams.wire.codec import Codec
 
@@ -51,7 +55,7 @@ class Socket:
         writer: AbstractStreamWriter,
         cork: Cork,
     ) -> None:
-        self._ws, self._codec, self._transport = ws, codec, transport
+        self._ws, self._codec, self.transport = ws, codec, transport
         transport.set_write_buffer_limits(high=TRANSPORT_BYTES_MAX)
         outbound = Outbound(
             transport,
@@ -98,11 +102,11 @@ class Socket:
         except (TimeoutError, ConnectionError, RuntimeError):
             # The peer does not read or answer: there is nobody to say more to.
             log.debug("a peer did not answer the close")
-        self._transport.close()
+        self.transport.close()
 
     def abort(self) -> None:
         """End the connection at once: the peer takes nothing any more."""
-        self._transport.abort()
+        self.transport.abort()
 
     async def close(self, code: int = WSCloseCode.GOING_AWAY) -> None:
         """Close the connection and wait until it is."""
@@ -111,11 +115,22 @@ class Socket:
             await asyncio.wait([self._closing])
 
 
+def door_bounds(settings: Settings) -> DoorBounds:
+    """What one address may do before it has signed on; ConfigError for networks that are none."""
+    return DoorBounds(
+        settings.door_handshakes_per_s,
+        settings.door_handshakes_burst,
+        settings.door_strangers_max,
+        networks(settings.door_trusted),
+    )
+
+
 class GatewayServer:
     """The listening server. `reasons` says why /readyz must not answer 200; none: it may."""
 
-    def __init__(self, services: Services, reasons: Source) -> None:
-        self._all, self._reasons = services, reasons
+    def __init__(self, services: Services, reasons: Source, tls: ssl.SSLContext | None = None) -> None:
+        self._all, self._reasons, self._tls = services, reasons, tls
+        self._door = Door(door_bounds(services.settings), asyncio.get_running_loop().time)
         self._cork = Cork(asyncio.get_running_loop())
         self.sockets: set[Socket] = set()
         self._handlers: set[Any] = set()  # HTTP protocols that became sockets
@@ -136,7 +151,15 @@ class GatewayServer:
         await self._runner.setup()
         settings = self._all.settings
         assert self._runner.server is not None
-        self._acceptor = Acceptor(self._runner.server, PATH, self._all.crowded_ms, self._refused)
+        self._acceptor = Acceptor(
+            self._runner.server,
+            PATH,
+            self._all.crowded_ms,
+            self._refused,
+            admits=self._admits,
+            tls=self._tls,
+            handshake_s=settings.auth_deadline_s,
+        )
         self.port = await self._acceptor.start(settings.gateway_host, settings.gateway_port)
 
     def refuse_new(self) -> None:
@@ -178,7 +201,27 @@ class GatewayServer:
         for one in late:
             if one.transport is not None:
                 one.transport.abort()
+        self._door.recount(self._strangers(present))
         return len(late)
+
+    def _strangers(self, present: "set[Any]") -> dict[str, int]:
+        """How many connections of an address have not signed on; `present` never became a WebSocket."""
+        transports = [one.transport for one in present if one.transport is not None]
+        transports += [one.transport for one in self.sockets if not one.session.connection.authenticated]
+        peers = (transport.get_extra_info("peername") for transport in transports)
+        hosts = [str(peer[0]) for peer in peers if peer]
+        hosts += [] if self._acceptor is None else self._acceptor.shaking
+        callers = map(self._door.caller, hosts)
+        return Counter(caller for caller in callers if caller is not None)
+
+    def strangers_of(self, host: str) -> int:
+        """Connections of an address that count as strangers, as of the last sweep and since."""
+        return self._door.strangers_of(host)
+
+    def _admits(self, host: str) -> bool:
+        admitted = self._door.admits(host)
+        self._all.counters.door_refused += not admitted
+        return admitted
 
     async def _connect(self, request: web.Request) -> web.StreamResponse:
         settings, counters = self._all.settings, self._all.counters

@@ -17,6 +17,7 @@ from aiokafka.errors import KafkaError
 from aiokafka.structs import TopicPartition
 
 from qim_streams.errors import StoreUnavailable
+from qim_streams.kafka_access import Brokers, access_of
 from qim_streams.log_ports import LogRecord
 from qim_streams.push.ports import OnRecords
 
@@ -36,7 +37,7 @@ class PresenceFollower:
     """
 
     def __init__(
-        self, brokers: str, topic: str, client_id: str, *, fetch_wait_ms: int = _FETCH_WAIT_MS
+        self, brokers: Brokers, topic: str, client_id: str, *, fetch_wait_ms: int = _FETCH_WAIT_MS
     ) -> None:
         self._brokers, self._topic, self._client_id = brokers, topic, client_id
         self._fetch_wait_ms = fetch_wait_ms
@@ -100,7 +101,7 @@ class PresenceFollower:
             if self._consumer is not None:
                 return
             consumer = AIOKafkaConsumer(
-                bootstrap_servers=self._brokers,
+                **access_of(self._brokers).aiokafka(),
                 client_id=self._client_id,
                 group_id=None,
                 enable_auto_commit=False,

@@ -15,6 +15,7 @@ from functools import partial
 from qim_streams.api.app import build_api
 from qim_streams.api.ports import ApiDeps, TokenMint
 from qim_streams.api.server import listen, serve
+from qim_streams.certificates import api_server, link_tls, watched
 from qim_streams.commit.calls import PartitionCalls
 from qim_streams.commit.rpc_client import WriterLinks
 from qim_streams.errors import StoreUnavailable
@@ -46,6 +47,7 @@ async def run_api(settings: Settings, stop: asyncio.Event) -> None:
         settings.secret("internal_secret"),
         NODE_PREFIX + settings.node_id,
         settings.outbox_partitions,
+        tls=link_tls(settings),
     )
     rooms = LinkedRooms(settings, redis, NODE_PREFIX + settings.node_id)
     listener = listen(settings.api_host, settings.api_port)
@@ -53,11 +55,12 @@ async def run_api(settings: Settings, stop: asyncio.Event) -> None:
         await links.start()
         await rooms.start()
         async with (
+            watched(settings) as watch,
             tracing(settings, redis) as trace,
             operators_push(settings, redis, NODE_PREFIX + settings.node_id) as push,
         ):
             deps = replace(_deps(settings, key, redis, links, rooms, trace), push=push)
-            await serve(build_api(deps), listener, stop)
+            await serve(build_api(deps), listener, stop, api_server(settings, watch))
     finally:
         listener.close()
         await rooms.close()

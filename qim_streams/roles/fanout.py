@@ -52,7 +52,7 @@ def build_fanout(settings: Settings | None = None) -> FanoutWorker:
     table = conversation_progress.declare(app, settings.outbox_partitions)
     redis = connect(settings)
     place = partial(partition_of, settings.outbox_partitions)
-    mapping_log = KafkaMappingLog(settings.brokers)
+    mapping_log = KafkaMappingLog(settings.kafka)
     service = FanoutCoordinator(
         OUTBOX_TOPIC,
         DISPATCH_TOPIC,

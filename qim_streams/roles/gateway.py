@@ -18,6 +18,7 @@ import logging
 import os
 import random
 import secrets
+import ssl
 import time
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
@@ -26,6 +27,7 @@ from typing import Any, Final
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from qim_streams.archive.opening import open_archive_reader
+from qim_streams.certificates import gateway_server, link_tls, watched
 from qim_streams.commit.calls import PartitionCalls
 from qim_streams.commit.redis_store import RedisConversationStore
 from qim_streams.commit.rpc_client import WriterLinks
@@ -40,7 +42,7 @@ from qim_streams.gateway.push_devices import PushDeviceFrames
 from qim_streams.gateway.redis_devices import RedisDeviceSessions, RedisShardEpochs
 from qim_streams.gateway.redis_signals import RedisSignals
 from qim_streams.gateway.registry import Registry
-from qim_streams.gateway.server import PATH, GatewayServer
+from qim_streams.gateway.server import PATH, GatewayServer, door_bounds
 from qim_streams.gateway.services import PULLS_AT_ONCE_MAX, Services
 from qim_streams.gateway.shard import ConnectionShard
 from qim_streams.gateway.sweeper import Sweeper
@@ -108,15 +110,16 @@ async def run_gateway(settings: Settings, stop: asyncio.Event, metrics: Collecto
         archive = open_archive_reader(settings)
         opened.push_async_callback(archive.close)
         producer = LogProducer(
-            ProducerSpec(settings.brokers, name), on_fatal=lambda why: die(f"log producer: {why}")
+            ProducerSpec(settings.kafka, name), on_fatal=lambda why: die(f"log producer: {why}")
         )
         await producer.start()
         opened.push_async_callback(producer.close)
         leases = RedisLeaseStore(redis)
-        writers = WriterLinks(leases, settings.secret("internal_secret"), name, settings.outbox_partitions)
+        secret = settings.secret("internal_secret")
+        writers = WriterLinks(leases, secret, name, settings.outbox_partitions, tls=link_tls(settings))
         await writers.start()
         opened.push_async_callback(writers.close)
-        mapping_log = KafkaMappingLog(settings.brokers)
+        mapping_log = KafkaMappingLog(settings.kafka)
         opened.push_async_callback(mapping_log.close)
         mappings = Mappings(settings.mailbox_shards, mapping_log)
         await mappings.load_at_start()
@@ -131,7 +134,9 @@ async def run_gateway(settings: Settings, stop: asyncio.Event, metrics: Collecto
         opened.callback(metrics.unregister, services.counters)
         movements = Movements(services, mappings, RedisShardEpochs(redis))
         keeping = LeaseKeeperSpec(leases, name, boot.number)
-        await serve(services, signals, mailboxes, keeping, stop, movements)
+        watch = await opened.enter_async_context(watched(settings))
+        tls = gateway_server(settings, watch)
+        await serve(services, signals, mailboxes, keeping, stop, movements, tls)
     log.info("%s stopped", name)
 
 
@@ -253,11 +258,12 @@ async def serve(
     leases: LeaseKeeperSpec,
     stop: asyncio.Event,
     movements: Movements | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> None:
     """Listen, serve and drain. Returns once everything was said that had to be."""
     settings = services.settings
     reader = PushReader(
-        settings.brokers,
+        settings.kafka,
         PUSH_TOPIC,
         leases.name,
         deliver=Deliveries(services).deliver,
@@ -265,7 +271,7 @@ async def serve(
         counters=services.counters,
     )
     shard = ConnectionShard(services.registry, reader)
-    server = GatewayServer(services, shard.reasons)
+    server = GatewayServer(services, shard.reasons, tls)
     unpushed = Unpushed(services, mailboxes, shard, time.monotonic)
     try:
         await server.start()
@@ -275,7 +281,8 @@ async def serve(
             f"({error.strerror}); set QIM_GATEWAY_PORT, or 0 for any free one"
         ) from error
     log.info("gateway listening on %s:%d", settings.gateway_host, server.port)
-    address = settings.gateway_public_url or f"ws://{settings.gateway_host}:{server.port}{PATH}"
+    scheme = "ws" if tls is None else "wss"
+    address = settings.gateway_public_url or f"{scheme}://{settings.gateway_host}:{server.port}{PATH}"
     keeper = leases.keeper(settings, shard, address)
     sweeper = Sweeper(services, server)
     signals.on_again = sweeper.look_again
@@ -321,6 +328,7 @@ def check_settings(settings: Settings) -> None:
     settings.secret("internal_secret")
     settings.secret("cursor_secret")
     TokenVerifier.from_settings(settings)
+    door_bounds(settings)
     if not is_text_id(settings.node_id):
         raise ConfigError(f"node_id: {settings.node_id!r} is not a name; use letters, digits, . _ ~ -")
 

@@ -7,6 +7,7 @@ import asyncio
 import random
 from typing import Final
 
+from qim_streams.certificates import link_tls
 from qim_streams.commit.rpc_client import WriterLinks
 from qim_streams.gateway.kafka_rooms import RoomReader
 from qim_streams.gateway.outbound import Outbound
@@ -31,9 +32,14 @@ class GatewayRooms:
     def __init__(self, settings: Settings, redis: RedisClient, leases: LeaseStore, name: str) -> None:
         partitions = settings.room_partitions
         self._links = WriterLinks(
-            leases, settings.secret("internal_secret"), name, partitions, resource=LEASES
+            leases,
+            settings.secret("internal_secret"),
+            name,
+            partitions,
+            resource=LEASES,
+            tls=link_tls(settings),
         )
-        self._reader = RoomReader(settings.brokers, f"{name}.rooms", partitions)
+        self._reader = RoomReader(settings.kafka, f"{name}.rooms", partitions)
         self._hall = RoomHall(
             RoomLinks(self._links, partitions, settings.send_deadline_ms / 1_000),
             self._reader,

@@ -85,7 +85,7 @@ class _MailboxRole:
         self._trimmer: MailboxTrimmer | None = None
         self._stall: LaneStall | None = None
         self._service: MailboxMaterialiser | None = None
-        self._mapping_log = KafkaMappingLog(settings.brokers)
+        self._mapping_log = KafkaMappingLog(settings.kafka)
         self.mappings = Mappings(settings.mailbox_shards, self._mapping_log)
         self._tail: TailCompactor | None = None
 
@@ -121,7 +121,7 @@ class _MailboxRole:
             log_appender=StreamAppender(self._app.log_producer),
             bodies=CommonBodies(HotThenArchive(messages, self._archive), settings.body_cache_max),
             leases=leases,
-            follower=PresenceFollower(settings.brokers, PRESENCE_TOPIC, f"{self._name}-presence"),
+            follower=PresenceFollower(settings.kafka, PRESENCE_TOPIC, f"{self._name}-presence"),
             die=die,
             offline=compose_offline(settings, self._app.log_producer, self._name, self.mappings),
         )

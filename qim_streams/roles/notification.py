@@ -94,7 +94,7 @@ class _NotificationRole:
         async with translated():
             await self._redis.ping()
         self._archive = open_archive_reader(settings)
-        self._log = KafkaLogReader(settings.brokers, DEVICE_TOPIC)
+        self._log = KafkaLogReader(settings.kafka, DEVICE_TOPIC)
         self._service = self._compose(self._redis, self._log)
         await self._service.open()
 

@@ -33,7 +33,7 @@ def compose_offline(
         log_appender=StreamAppender(producer),
         follower=GroupFollower(
             PresenceFollower(
-                settings.brokers, DEVICE_TOPIC, f"{name}-push-devices", fetch_wait_ms=FETCH_WAIT_MS
+                settings.kafka, DEVICE_TOPIC, f"{name}-push-devices", fetch_wait_ms=FETCH_WAIT_MS
             ),
             mappings,
         ),

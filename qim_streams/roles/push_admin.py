@@ -70,7 +70,7 @@ async def operators_push(
         yield None
         return
     producer = LogProducer(
-        ProducerSpec(settings.brokers, client_id), on_fatal=lambda why: die(f"log producer: {why}")
+        ProducerSpec(settings.kafka, client_id), on_fatal=lambda why: die(f"log producer: {why}")
     )
     await producer.start()
     try:

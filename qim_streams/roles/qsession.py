@@ -66,7 +66,7 @@ class _QsessionRole:
         self._store: RedisProjection | None = None
         self._service: SessionProjection | None = None
         self._mailboxes: RedisMailboxStore | None = None
-        self._mapping_log = KafkaMappingLog(settings.brokers)
+        self._mapping_log = KafkaMappingLog(settings.kafka)
         self.mappings = Mappings(settings.mailbox_shards, self._mapping_log)
         self._watching: asyncio.Task[None] | None = None
 

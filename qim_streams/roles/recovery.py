@@ -42,9 +42,9 @@ class Recovery:
     def __init__(
         self, settings: Settings, redis: RedisClient, stores: HotStores, archive: ArchiveReader
     ) -> None:
-        self._outbox = KafkaLogReader(settings.brokers, OUTBOX_TOPIC)
-        self._changes = KafkaLogReader(settings.brokers, MEMBERSHIP_TOPIC)
-        self._presence = KafkaLogReader(settings.brokers, PRESENCE_TOPIC)
+        self._outbox = KafkaLogReader(settings.kafka, OUTBOX_TOPIC)
+        self._changes = KafkaLogReader(settings.kafka, MEMBERSHIP_TOPIC)
+        self._presence = KafkaLogReader(settings.kafka, PRESENCE_TOPIC)
         lost_range = LostRange(stores.conversations, self._changes, archive, RedisAcceptance(redis))
         self.repair = OutboxRepair(
             stores.conversations,

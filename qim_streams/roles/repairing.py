@@ -51,7 +51,7 @@ async def repairing(settings: Settings) -> AsyncIterator[Repairing]:
     """The logs and stores of these settings; the partition counts must be those of the log."""
     redis = connect(settings)
     archive = open_archive_reader(settings)
-    log = KafkaLogReader(settings.brokers)
+    log = KafkaLogReader(settings.kafka)
     sources = RepairSources(log, RedisMarks(redis), RedisMailboxStore(redis), archive, RedisLeaseStore(redis))
     recovery = Recovery(settings, redis, hot_stores(settings, redis), archive)
     try:

@@ -3,6 +3,7 @@
 Spec: §10.
 """
 
+from qim_streams.certificates import link_tls
 from qim_streams.commit.rpc_client import WriterLinks
 from qim_streams.ownership.redis_leases import RedisLeaseStore
 from qim_streams.redis_tier import RedisClient
@@ -19,7 +20,12 @@ class LinkedRooms:
     def __init__(self, settings: Settings, redis: RedisClient, name: str) -> None:
         partitions = settings.room_partitions
         self._links = WriterLinks(
-            RedisLeaseStore(redis), settings.secret("internal_secret"), name, partitions, resource=LEASES
+            RedisLeaseStore(redis),
+            settings.secret("internal_secret"),
+            name,
+            partitions,
+            resource=LEASES,
+            tls=link_tls(settings),
         )
         self._rooms = RoomLinks(self._links, partitions, settings.send_deadline_ms / 1_000)
         self._listing, self._counts = RedisRoomListing(redis, partitions), RedisRoomCounts(redis)

@@ -16,6 +16,7 @@ import secrets
 import time
 from functools import partial
 
+from qim_streams.certificates import internal_server
 from qim_streams.commit.clock_bound import FileClockBound, ReservedClock
 from qim_streams.ownership.boot import Boot
 from qim_streams.ownership.keeper import Claimant
@@ -34,6 +35,7 @@ from qim_streams.runtime import now_ms
 from qim_streams.settings import Settings
 from qim_streams.streaming.doubt import die
 from qim_streams.streaming.producer import LogProducer, ProducerSpec
+from qim_streams.tls import CertificateWatch
 
 log = logging.getLogger(__name__)
 
@@ -50,11 +52,11 @@ async def run_rooms(settings: Settings, stop: asyncio.Event) -> None:
     await asyncio.to_thread(check_topics, settings)
     redis = connect(settings)
     producer = LogProducer(
-        ProducerSpec(settings.brokers, name, message_timeout_ms=PRODUCE_TIMEOUT_MS),
+        ProducerSpec(settings.kafka, name, message_timeout_ms=PRODUCE_TIMEOUT_MS),
         on_fatal=lambda why: die(f"log producer: {why}"),
     )
     await producer.start()
-    reader = KafkaRoomReader(settings.brokers)
+    reader = KafkaRoomReader(settings.kafka)
     clock = ReservedClock(
         FileClockBound(settings.state_dir / "clock" / f"{name}.bound"),
         int.from_bytes(secrets.token_bytes(8), "big"),
@@ -109,6 +111,8 @@ async def _serve(
         lambda number, epoch: owner[0].fenced(number, epoch),
     )
     server = RoomRpcServer(writer, settings.secret("internal_secret"), die)
+    watch = CertificateWatch(settings.tls_reload_s)
+    server.tls = internal_server(settings, watch)
     port = await listen(server.start, "rooms", settings.rooms_host, settings.rooms_port)
     address = f"{settings.rooms_advertised_host or settings.rooms_host}:{port}"
     ownership = RoomOwnership(
@@ -122,7 +126,9 @@ async def _serve(
     owner.append(ownership)
     log.info("listening on %s", address)
     owning = asyncio.create_task(ownership.run(), name="room-ownership")
+    watching = asyncio.create_task(watch.run(), name="certificates")
     await own_until(stop, owning, "room partitions")
+    watching.cancel()
     await ownership.close(STOP_TIMEOUT_S)
     await server.close()
 

@@ -53,6 +53,6 @@ async def own_until(stop: asyncio.Event, owning: "asyncio.Task[None]", what: str
 def check_topics_of(settings: Settings, names: Iterable[str]) -> None:
     """ConfigError when a topic of `names` is not as declared. Blocking."""
     declared = topics.load().resolve_for(settings)
-    problems = topics.check(topics.admin_client(settings.brokers), {name: declared[name] for name in names})
+    problems = topics.check(topics.admin_client(settings.kafka), {name: declared[name] for name in names})
     if problems:
         raise ConfigError("topics differ from topics.yaml: " + "; ".join(problems))

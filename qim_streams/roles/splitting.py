@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
+from qim_streams.kafka_access import Brokers
 from qim_streams.mailbox import watermark as rule
 from qim_streams.mailbox.redis_store import RedisMailboxStore
 from qim_streams.ownership.redis_leases import RedisLeaseStore
@@ -28,7 +29,7 @@ ENTRIES_MAX = 10_000_000  # of the Outbox behind a split's beginning; a run that
 class PipelineLogs:
     """`SplitLogs` on Kafka."""
 
-    def __init__(self, brokers: str, log: LogReader) -> None:
+    def __init__(self, brokers: Brokers, log: LogReader) -> None:
         self._brokers, self._log = brokers, log
 
     async def outbox_ends(self) -> list[int]:
@@ -106,9 +107,9 @@ class Splitting(NamedTuple):
 async def splitting(settings: Settings, log: KafkaLogReader) -> AsyncIterator[Splitting]:
     """The operation on the logs and stores of these settings. `log` stays the caller's."""
     redis = connect(settings)
-    mapping_log = KafkaMappingLog(settings.brokers)
+    mapping_log = KafkaMappingLog(settings.kafka)
     mappings = Mappings(settings.mailbox_shards, mapping_log)
-    logs, stores = PipelineLogs(settings.brokers, log), HotTier(redis)
+    logs, stores = PipelineLogs(settings.kafka, log), HotTier(redis)
     try:
         yield Splitting(SplitOperation(mappings, mapping_log, logs, stores), mappings, logs, stores)
     finally:

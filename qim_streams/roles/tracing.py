@@ -31,7 +31,7 @@ async def tracing(settings: Settings, redis: RedisClient | None = None) -> Async
     """The logs and stores of these settings, opened for reading. A `redis` that is given stays open."""
     client = redis or connect(settings)
     place = partial(partition_of, settings.outbox_partitions)
-    log = KafkaLogReader(settings.brokers)
+    log = KafkaLogReader(settings.kafka)
     archive = open_archive_reader(settings)
     try:
         yield TraceDeps(

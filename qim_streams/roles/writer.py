@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from qim_streams.archive.opening import open_archive_reader
+from qim_streams.certificates import internal_server
 from qim_streams.codec import RECORD_BYTES_MAX
 from qim_streams.commit.admission import Admission, AdmissionLimits
 from qim_streams.commit.archived_targets import ArchivedTargets
@@ -61,6 +62,7 @@ from qim_streams.script_pipe import ScriptPipe
 from qim_streams.settings import Settings
 from qim_streams.streaming.doubt import die
 from qim_streams.streaming.producer import LogProducer, ProducerSpec
+from qim_streams.tls import CertificateWatch
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +81,7 @@ async def run_writer(settings: Settings, stop: asyncio.Event) -> None:
     await asyncio.to_thread(check_topics, settings)
     redis = connect(settings)
     producer = LogProducer(
-        ProducerSpec(settings.brokers, name, message_timeout_ms=settings.produce_timeout_ms),
+        ProducerSpec(settings.kafka, name, message_timeout_ms=settings.produce_timeout_ms),
         on_fatal=lambda why: die(f"log producer: {why}"),
     )
     await producer.start()
@@ -126,7 +128,7 @@ class _Parts:
         membership = RedisMembershipStore(redis, calls, partition_of)
         change_log = KafkaMembershipLog(producer, partition_of)
         self.partition_of = partition_of
-        self.log_reader = KafkaLogReader(settings.brokers, OUTBOX_TOPIC)
+        self.log_reader = KafkaLogReader(settings.kafka, OUTBOX_TOPIC)
         outbox = OwnedOutbox(KafkaOutbox(producer), self.log_reader, die)
         self.archive = open_archive_reader(settings)
         self.recovery = Recovery(
@@ -183,6 +185,8 @@ async def _serve(settings: Settings, parts: _Parts, claims: Claims, stop: asynci
         on_fenced=lambda partition, epoch: owner[0].fenced(partition, epoch),
     )
     server = RpcServer(writer, parts.groups, settings.secret("internal_secret"), die)
+    watch = CertificateWatch(settings.tls_reload_s)
+    server.tls = internal_server(settings, watch)
     port = await listen(server.start, "writer", settings.writer_host, settings.writer_port)
     address = f"{settings.writer_advertised_host or settings.writer_host}:{port}"
     ownership = PartitionOwnership(
@@ -201,6 +205,7 @@ async def _serve(settings: Settings, parts: _Parts, claims: Claims, stop: asynci
     keeping = [
         asyncio.create_task(parts.quota_keeper.run(), name="quota-keeper"),
         asyncio.create_task(parts.hot_tier.run(), name="store-watch"),
+        asyncio.create_task(watch.run(), name="certificates"),
     ]
     for task in keeping:
         task.add_done_callback(_ended)

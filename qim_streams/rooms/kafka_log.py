@@ -9,13 +9,14 @@ from confluent_kafka import KafkaException, TopicPartition
 
 from qim_streams.commit.kafka_reader import ANSWER_TIMEOUT_S, KafkaLogReader
 from qim_streams.errors import Outcome, StoreUnavailable
+from qim_streams.kafka_access import Brokers
 from qim_streams.rooms.appends import TOPIC
 
 
 class KafkaRoomReader(KafkaLogReader):
     """One consumer, used by one takeover at a time."""
 
-    def __init__(self, brokers: str) -> None:
+    def __init__(self, brokers: Brokers) -> None:
         super().__init__(brokers, TOPIC)
 
     async def span(self, partition: int) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from confluent_kafka import KafkaException, Producer
 
 from qim_streams.commit.kafka_reader import KafkaLogReader
 from qim_streams.errors import Outcome, StoreUnavailable
+from qim_streams.kafka_access import Brokers, access_of
 from qim_streams.sharding.mapping_log import MAPPING_TOPIC
 
 log = logging.getLogger(__name__)
@@ -22,7 +23,7 @@ APPEND_S: Final = 15.0
 class KafkaMappingLog:
     """`MappingLog`. Connects on first use; close it after use."""
 
-    def __init__(self, brokers: str) -> None:
+    def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
         self._reader = KafkaLogReader(brokers, MAPPING_TOPIC)
 
@@ -43,7 +44,7 @@ class KafkaMappingLog:
         await self._reader.close()
 
 
-def append_record(brokers: str, topic: str, partition: int, key: bytes, value: bytes) -> int:
+def append_record(brokers: Brokers, topic: str, partition: int, key: bytes, value: bytes) -> int:
     """Append one record and wait for its acknowledgement; its offset. Blocking. StoreUnavailable UNKNOWN."""
     found: list[Any] = []
 
@@ -52,7 +53,7 @@ def append_record(brokers: str, topic: str, partition: int, key: bytes, value: b
 
     producer = Producer(
         {
-            "bootstrap.servers": brokers,
+            **access_of(brokers).librdkafka(),
             "client.id": "qim-shard",
             "enable.idempotence": True,
             "acks": "all",

@@ -30,6 +30,7 @@ from qim_streams.settings import Settings, load_settings
 from qim_streams.stack import plan, secrets
 from qim_streams.streaming import topics
 from qim_streams.streaming.spec import HEALTH_FILE
+from qim_streams.tls import loopback_context
 from qim_streams.webhooks.endpoints import load_webhooks
 
 CLIENT_FILE = "client.json"
@@ -129,8 +130,8 @@ async def _run(stack: EmbeddedStack, options: RunOptions, then: Then | None, sta
     write_targets(state_dir, metrics)
     settings = _stack_settings(addresses, drawn, options.plan)
     running = Running(
-        gateway_url=f"ws://127.0.0.1:{ports['gateway']}/ws",
-        api_url=f"http://127.0.0.1:{ports['api']}",
+        gateway_url=f"ws{_s(settings, 'gateway')}://127.0.0.1:{ports['gateway']}/ws",
+        api_url=f"http{_s(settings, 'api')}://127.0.0.1:{ports['api']}",
         secrets=drawn,
         settings=settings,
         state_dir=state_dir,
@@ -138,7 +139,7 @@ async def _run(stack: EmbeddedStack, options: RunOptions, then: Then | None, sta
     servers = [_with_archive(_with_topics(spec, settings), settings) for spec in stack.server_roles()]
     if not any(spec.name in BROKER_ROLES for spec in servers):
         await asyncio.to_thread(_apply_topics, settings)
-    specs = servers + [_role_spec(role) for role in roles]
+    specs = servers + [_role_spec(role, settings) for role in roles]
     supervisor = Supervisor(specs, state_dir, policy=options.policy)
     _describe(running, drawn)
     if then is None:
@@ -207,7 +208,7 @@ def _with_archive(spec: RoleSpec, settings: Settings) -> RoleSpec:
 def _apply_topics(settings: Settings) -> None:
     """Create missing topics. ConfigError names the broker; it has a cause when the broker is to blame."""
     try:
-        topics.apply(topics.admin_client(settings.brokers), topics.load().resolve_for(settings))
+        topics.apply(topics.admin_client(settings.kafka), topics.load().resolve_for(settings))
     except ConfigError as error:
         raise ConfigError(f"broker {settings.brokers}: {error}") from error.__cause__
 
@@ -238,21 +239,24 @@ def _stack_settings(
     )
 
 
-def _role_spec(role: plan.RolePlan) -> RoleSpec:
+def _s(settings: Settings, role: str) -> str:
+    """What the scheme of a role's port ends with: s under TLS."""
+    link = role if role in ("gateway", "api") else "internal"
+    return "" if getattr(settings, f"{link}_tls_cert_file") is None else "s"
+
+
+def _role_spec(role: plan.RolePlan, settings: Settings) -> RoleSpec:
+    page = f"http{_s(settings, role.role)}://127.0.0.1:{role.port}/readyz"
     ready: Ready = _ready_file(role.state_dir / plan.READY_FILE)
     ports = {"web": role.port} if role.port else {}
     if role.role in plan.SERVER_ROLES:
         ports = {"port": role.port}
-        ready = (
-            role.port
-            if role.role in ("writer", "rooms")
-            else _answers(f"http://127.0.0.1:{role.port}/readyz")
-        )
+        ready = role.port if role.role in ("writer", "rooms") else _answers(page)
     if role.metrics_port:
         ports = ports | {"metrics": role.metrics_port}
     health = told_by_file(role.state_dir / HEALTH_FILE)
     if role.role in plan.SERVER_ROLES:
-        health = told_by_page(f"http://127.0.0.1:{role.port}/readyz")
+        health = told_by_page(page)
     (role.state_dir / plan.READY_FILE).unlink(missing_ok=True)
     return RoleSpec(
         name=role.name,
@@ -267,9 +271,11 @@ def _role_spec(role: plan.RolePlan) -> RoleSpec:
 
 
 def _answers(url: str) -> Callable[[], bool]:
+    tls = loopback_context() if url.startswith("https:") else None
+
     def ready() -> bool:
         try:
-            with urllib.request.urlopen(url, timeout=PROBE_TIMEOUT_S) as answer:  # noqa: S310 - our own URL
+            with urllib.request.urlopen(url, timeout=PROBE_TIMEOUT_S, context=tls) as answer:  # noqa: S310 - our own URL
                 return bool(answer.status < 300)
         except OSError:
             return False

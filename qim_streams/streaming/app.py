@@ -21,6 +21,7 @@ import asyncio
 import json
 import logging
 import os
+import ssl
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
@@ -34,7 +35,9 @@ from mode.supervisors import CrashingSupervisor
 
 from qim_streams.errors import ConfigError, LogAppendError
 from qim_streams.exposition import serve_metrics
+from qim_streams.kafka_access import KafkaAccess, access_of
 from qim_streams.readiness import Readiness, StoreWatch, document
+from qim_streams.streaming.assignor import AvoidingAssignor
 from qim_streams.streaming.consumer import StreamConsumer
 from qim_streams.streaming.datadir import DataDirLock
 from qim_streams.streaming.doubt import EXIT_CONFIG, die
@@ -48,6 +51,7 @@ from qim_streams.streaming.table import AckedTable
 from qim_streams.streaming.topics import ensure_topics_or_exit
 from qim_streams.streaming.watchdog import LoopWatch
 from qim_streams.streaming.worker import PromptWorker
+from qim_streams.tls import CertificateWatch
 
 log = logging.getLogger(__name__)
 
@@ -100,8 +104,11 @@ class StreamApp(faust.App):
         self._loop_watch = LoopWatch(spec.loop_stall_timeout_s)
         self.readiness = Readiness(self._reasons)
         self._watches: list[StoreWatch] = []
+        self.avoided: dict[int, int] = {}  # partition -> until when the group shall not give it to us
         self._resources: list[tuple[Callable[[], Awaitable[object]], Callable[[], Awaitable[object]]]] = []
-        super().__init__(spec.group_id, **_options(spec))
+        self._certificates = CertificateWatch(spec.tls_reload_s)
+        web_tls = None if spec.web_tls is None else self._certificates.context(spec.web_tls)
+        super().__init__(spec.group_id, **_options(spec, web_tls))
 
     def _new_transport(self) -> StreamTransport:
         return StreamTransport(self.conf.broker_consumer, self)
@@ -196,6 +203,7 @@ class StreamApp(faust.App):
         for watch in self._watches:
             self.add_future(watch.run())
         self.add_future(self._beat())
+        self.add_future(self._certificates.run())
 
     async def _open_resources(self) -> None:
         try:
@@ -265,15 +273,29 @@ def build_app(spec: AppSpec) -> StreamApp:
     return StreamApp(spec)
 
 
-def _options(spec: AppSpec) -> dict[str, Any]:
+def credentials(access: KafkaAccess) -> Any:
+    """Faust's credentials for this access; None for a log that is spoken to in the clear."""
+    if access.mechanism:
+        return faust.SASLCredentials(
+            username=access.user,
+            password=access.password,
+            mechanism=access.mechanism,
+            ssl_context=access.context() if access.tls else None,
+        )
+    return faust.SSLCredentials(context=access.context()) if access.tls else None
+
+
+def _options(spec: AppSpec, web_tls: ssl.SSLContext | None) -> dict[str, Any]:
     return {
         "env_prefix": f"QIM_FAUST_{spec.role.upper().replace('-', '_')}_",
-        "broker": [f"kafka://{broker.strip()}" for broker in spec.brokers.split(",")],
+        "broker": [f"kafka://{broker.strip()}" for broker in str(spec.brokers).split(",")],
+        "broker_credentials": credentials(access_of(spec.brokers)),
         "datadir": str(spec.datadir),
         "store": "rocksdb://",
         "Table": AckedTable,
         "TableManager": PromptTableManager,
         "Monitor": FailFastMonitor,
+        "PartitionAssignor": AvoidingAssignor,
         "Worker": PromptWorker,
         "agent_supervisor": CrashingSupervisor,
         "autodiscover": False,
@@ -316,6 +338,7 @@ def _options(spec: AppSpec) -> dict[str, Any]:
         "web_bind": spec.web_bind,
         "web_host": spec.web_bind,
         "web_port": spec.web_port,
+        "web_ssl_context": web_tls,
         "web_tables_enabled": False,
         "web_router_enabled": False,
         "web_stats_enabled": False,

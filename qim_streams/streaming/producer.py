@@ -43,6 +43,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from qim_streams.codec import RECORD_BYTES_MAX
 from qim_streams.errors import LogAppendError, Outcome, ProducerFatalError, RecordTooLargeError
+from qim_streams.kafka_access import Brokers, access_of
 from qim_streams.log_ports import Outgoing
 from qim_streams.streaming import metrics
 
@@ -59,7 +60,7 @@ OutgoingRecord: TypeAlias = Outgoing
 class ProducerSpec:
     """How a `LogProducer` connects and what it may hold in flight."""
 
-    brokers: str
+    brokers: Brokers
     client_id: str
     linger_ms: float = 0.0
     compression: str = "none"
@@ -72,7 +73,7 @@ class ProducerSpec:
     def config(self) -> dict[str, Any]:
         """The librdkafka configuration; everything that order and durability depend on is explicit."""
         return {
-            "bootstrap.servers": self.brokers,
+            **access_of(self.brokers).librdkafka(),
             "client.id": self.client_id,
             "enable.idempotence": True,
             "acks": "all",

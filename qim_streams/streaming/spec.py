@@ -11,9 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from qim_streams.certificates import internal_files
 from qim_streams.errors import ConfigError
+from qim_streams.kafka_access import Brokers
 from qim_streams.settings import Settings
 from qim_streams.streaming.topics import ResolvedTopic, TopicSet
+from qim_streams.tls import ServerFiles
 
 HEALTH_FILE = "health.json"  # beside the ready file: written every second, for a supervisor
 GROUP_PREFIX = "qim-"
@@ -39,7 +42,7 @@ class AppSpec:
     """One worker of one role. `datadir` is absolute and belongs to this worker alone."""
 
     role: str
-    brokers: str
+    brokers: Brokers
     sources: tuple[SourceSpec, ...]
     datadir: Path
     instance_id: str | None = None
@@ -82,6 +85,8 @@ class AppSpec:
     web_enabled: bool = False
     web_bind: str = "127.0.0.1"
     web_port: int = 6066
+    web_tls: ServerFiles | None = None
+    tls_reload_s: float = 10.0
     metrics_bind: str = "127.0.0.1"
     metrics_port: int = 0  # 0: closed
 
@@ -123,7 +128,7 @@ class AppSpec:
         slot = settings.worker_slot
         return cls(
             role=role,
-            brokers=settings.brokers,
+            brokers=settings.kafka,
             sources=tuple(
                 SourceSpec(
                     name,
@@ -145,6 +150,8 @@ class AppSpec:
             web_enabled=settings.web_enabled,
             web_bind=settings.web_host,
             web_port=settings.web_port,
+            tls_reload_s=settings.tls_reload_s,
+            web_tls=internal_files(settings, must_show=True),
             metrics_bind=settings.metrics_host,
             metrics_port=settings.metrics_port,
         )

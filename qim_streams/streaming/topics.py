@@ -19,6 +19,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from qim_streams.errors import ConfigError
+from qim_streams.kafka_access import Brokers, access_of
 from qim_streams.settings import Settings
 from qim_streams.streaming.doubt import EXIT_CONFIG, die
 
@@ -208,9 +209,9 @@ def load(path: Path | None = None) -> TopicSet:
         raise ConfigError(f"{path.name}: " + "; ".join(lines)) from None
 
 
-def admin_client(brokers: str) -> AdminClient:
+def admin_client(brokers: Brokers) -> AdminClient:
     """An admin client of the log; it connects on first use."""
-    return AdminClient({"bootstrap.servers": brokers, "client.id": "qim-topics"}, logger=log)
+    return AdminClient({**access_of(brokers).librdkafka(), "client.id": "qim-topics"}, logger=log)
 
 
 def apply(admin: AdminClient, topics: Mapping[str, ResolvedTopic]) -> list[str]:
@@ -292,7 +293,7 @@ def _existing(admin: AdminClient) -> dict[str, Any]:
 
 
 def ensure_topics_or_exit(
-    brokers: str, topics: Mapping[str, ResolvedTopic], names: Sequence[str] | None = None
+    brokers: Brokers, topics: Mapping[str, ResolvedTopic], names: Sequence[str] | None = None
 ) -> None:
     """End the process with 1 unless `names` (default: all of `topics`) exist as declared. Blocking.
 

@@ -17,6 +17,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from qim_streams.bounded_calls import BoundedCalls
 from qim_streams.errors import Outcome, StoreUnavailable
+from qim_streams.kafka_access import Brokers, access_of
 from qim_streams.trace.ports import LogEntry, Scan, Visit
 
 _POLL_S = 0.2
@@ -29,7 +30,7 @@ log = logging.getLogger(__name__)
 class KafkaLogReader:
     """Reads any partition of the log. Connects at the first call."""
 
-    def __init__(self, brokers: str, *, timeout_s: float = 10.0) -> None:
+    def __init__(self, brokers: Brokers, *, timeout_s: float = 10.0) -> None:
         self._brokers, self._timeout_s = brokers, timeout_s
         self._calls = BoundedCalls("trace log reader", calls_max=16)
         self._stop = threading.Event()
@@ -58,7 +59,7 @@ class KafkaLogReader:
     def _connected(self) -> AdminClient:
         if self._admin is None:
             admin = AdminClient(
-                {"bootstrap.servers": self._brokers, "client.id": _GROUP, "socket.timeout.ms": 10_000},
+                {**access_of(self._brokers).librdkafka(), "client.id": _GROUP, "socket.timeout.ms": 10_000},
                 logger=log,
             )
             try:
@@ -152,7 +153,7 @@ class KafkaLogReader:
 
     def _consumer_config(self) -> dict[str, Any]:
         return {
-            "bootstrap.servers": self._brokers,
+            **access_of(self._brokers).librdkafka(),
             "client.id": _GROUP,
             "group.id": _GROUP,
             "enable.auto.commit": False,

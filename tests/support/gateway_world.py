@@ -6,6 +6,7 @@ presence records; the writers' by `FakeWriters`.
 
 import asyncio
 import random
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -238,6 +239,7 @@ class GatewayWorld:
         self.tails: dict[int, int] = {}
         self.written: dict[str, list[tuple[int, MessageRecord]]] = {}
         self.rng = random.Random(7)
+        self.tls: ssl.SSLContext | None = None
         self.clock_s = 0.0  # of `unpushed`, which tests let look by hand
 
     # -- the gateway
@@ -290,7 +292,7 @@ class GatewayWorld:
         )
         self.reader = FakeReader()
         self.shard = ConnectionShard(self.registry, self.reader)
-        self.server = GatewayServer(self.services, self.shard.reasons)
+        self.server = GatewayServer(self.services, self.shard.reasons, self.tls)
         self.unpushed = Unpushed(self.services, self.store, self.shard, lambda: self.clock_s)
         self.sweeper = Sweeper(self.services, self.server)
         self.deliveries = Deliveries(self.services)
@@ -312,7 +314,7 @@ class GatewayWorld:
     @property
     def url(self) -> str:
         """Where clients connect."""
-        return f"ws://127.0.0.1:{self.server.port}/ws"
+        return f"ws{'' if self.tls is None else 's'}://127.0.0.1:{self.server.port}/ws"
 
     def address(self, user: str, device: str = "phone") -> MailboxAddress:
         """Where the mailbox of a user lies."""
@@ -417,11 +419,15 @@ class WireClient:
         self.rid = 0
 
     @classmethod
-    async def connect(cls, url: str, codec: Codec = MSGPACK) -> "WireClient":
-        """Open a socket."""
+    async def connect(
+        cls, url: str, codec: Codec = MSGPACK, tls: ssl.SSLContext | None = None
+    ) -> "WireClient":
+        """Open a socket; `tls`: how the server is checked."""
         http = aiohttp.ClientSession()
         try:
-            socket = await http.ws_connect(url, protocols=[codec.subprotocol], max_msg_size=4 * 1024 * 1024)
+            socket = await http.ws_connect(
+                url, protocols=[codec.subprotocol], max_msg_size=4 * 1024 * 1024, ssl=tls or True
+            )
         except BaseException:
             await http.close()
             raise
