@@ -58,7 +58,7 @@ class WriterRequests:
         self._require_serving()
         command = requests.group_command(frame, self._session.address, self._all.new_group_id())
         state = await self._all.writers.group(command, self._all.settings.send_deadline_ms / 1_000)
-        await self._all.sessions.entering.entered(command, state)
+        await self._all.sessions.entering.changed(command, state)
         self._session.connection.request_answered()
         self._session.send(requests.group_answer(frame.rid, state))
 

@@ -47,6 +47,10 @@ class RedisSignals:
         if self._publisher is None:
             self._publisher = asyncio.get_running_loop().create_task(self._publish())
 
+    def tell_all(self, user: SessionUser, data: bytes) -> None:
+        """See the port."""
+        self.tell(user, "", data)
+
     def listen(self, user: SessionUser, receive: Receive, what: str = OWN) -> None:
         """See the port."""
         channel = channel_of(user, what)

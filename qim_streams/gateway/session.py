@@ -34,6 +34,7 @@ from qim_streams.gateway.ports import DeviceKey
 from qim_streams.gateway.presence import Notice, Said
 from qim_streams.gateway.services import Services
 from qim_streams.placement import lane_of_ordinal
+from qim_streams.sessions.group_changes import NOTE
 from qim_streams.sessions.ports import user_of
 from qim_streams.sync.ports import MailboxAddress
 from qim_streams.sync.pull import PullResult
@@ -338,12 +339,19 @@ class ClientSession:
 
     def signalled(self, but_device: str, data: bytes) -> None:
         """Pass on what the user's devices are told, unless it is not for this one or the reader is slow."""
-        if data.startswith(MARK):
+        if data.startswith(NOTE):
+            self._all.sessions.changes.heard(self.address, data, self._hint)
+        elif data.startswith(MARK):
             by = ended_by(data, self.address.device_id, self.session_epoch)
             if by is not None:
                 self.end_login(by)
         elif self.is_open and but_device != self.address.device_id and not self.outbound.is_full:
             self.outbound.put(data if self._codec.binary else self._codec.encode(MSGPACK.decode_server(data)))
+
+    def _hint(self, frame: ServerFrame) -> None:
+        """What may be lost, unless the reader is slow."""
+        if not self.outbound.is_full:
+            self.send(frame)
 
     def end_login(self, by: str) -> None:
         """The login of another device of the user has ended this session."""

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Final
 
 from qim_streams.errors import QimError
+from qim_streams.gateway.list_changes import ListChanges
 from qim_streams.gateway.session_ports import ListSession
 from qim_streams.gateway.session_rows import delta_frame, list_bytes, row_frame
 from qim_streams.gateway.session_totals import SessionTotalsTeller
@@ -58,11 +59,13 @@ class SessionListFrames:
         receipts: Receipts,
         bus: SignalBus,
         totals: SessionTotalsTeller,
+        changes: ListChanges,
         ordinals: OrdinalDirectory,
         entering: Entering,
     ) -> None:
         self.lists, self.actions, self.bus, self.totals = lists, actions, bus, totals
-        self.entering, self._receipts, self._ordinals = entering, receipts, ordinals
+        self.changes, self.entering = changes, entering
+        self._receipts, self._ordinals = receipts, ordinals
         self._changes = _changes_of(actions)
         self._working: set[asyncio.Task[None]] = set()
 
@@ -147,6 +150,7 @@ class SessionListFrames:
         for task in self._working:
             task.cancel()
         await asyncio.gather(*self._working, return_exceptions=True)
+        await self.changes.close()
         await self.totals.close()
         await self.actions.close()
 

@@ -25,6 +25,9 @@ class SignalBus(Protocol):
     def tell(self, user: SessionUser, but_device: str, data: bytes, what: str = OWN) -> None:
         """Hand a msgpack frame to every listener of the user: of his own devices, or of `what` about him."""
 
+    def tell_all(self, user: SessionUser, data: bytes) -> None:
+        """Hand a frame or a note to every device of the user."""
+
     def listen(self, user: SessionUser, receive: Receive, what: str = OWN) -> None:
         """From soon on `receive` is called for what is told to the user."""
 

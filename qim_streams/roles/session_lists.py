@@ -4,9 +4,11 @@ Spec: §9.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from qim_streams.commit.calls import PartitionCalls
+from qim_streams.gateway.list_changes import ListChanges
 from qim_streams.gateway.redis_signals import RedisSignals
 from qim_streams.gateway.session_lists import SessionListFrames
 from qim_streams.gateway.session_totals import SessionTotalsTeller
@@ -17,11 +19,13 @@ from qim_streams.membership.redis_directory import RedisOrdinalDirectory
 from qim_streams.membership.redis_store import RedisMembershipStore
 from qim_streams.ownership.redis_wholeness import RedisWholeness
 from qim_streams.redis_tier import RedisClient
+from qim_streams.roles.tracing import partition_of
 from qim_streams.runtime import now_ms
 from qim_streams.script_pipe import ScriptPipe
 from qim_streams.sessions.actions import UserActions
 from qim_streams.sessions.badges import Badges
 from qim_streams.sessions.entering import Entering
+from qim_streams.sessions.group_changes import GroupChanges
 from qim_streams.sessions.keeping import StateKeeper
 from qim_streams.sessions.positions import Positions
 from qim_streams.sessions.reading import SessionLists
@@ -98,8 +102,9 @@ def compose_lists(
     actions = UserActions(states, lists, lambda actor, changed: frames.tell(actor, changed), now_ms)
     members = RedisMembershipStore(redis, PartitionCalls(ScriptPipe(redis)), partition_of)
     receipts = Receipts(members, heads, states, now_ms)
-    entering = Entering(ordinals, projection, now_ms)
-    frames = SessionListFrames(lists, actions, receipts, signals, totals, ordinals, entering)
+    entering = Entering(ordinals, projection, GroupChanges(ordinals, members, signals), now_ms)
+    changes = ListChanges(lists, states, totals)
+    frames = SessionListFrames(lists, actions, receipts, signals, totals, changes, ordinals, entering)
     return ListServices(frames, signals, UserDeletions(RestoredStates(states, archive)), members)
 
 
@@ -120,12 +125,16 @@ def compose_entering(redis: RedisClient, partitions: int) -> Entering:
     wholeness = RedisWholeness(redis, partitions)
     # Without a memory: what it said before the hot tier was lost may be somebody else's now.
     ordinals = RedisOrdinalDirectory(redis, ScriptPipe(redis), wholeness, cache_max=0)
-    return Entering(ordinals, RedisProjection(redis), now_ms)
+    changes = GroupChanges(ordinals, members, RedisSignals(redis))
+    return Entering(ordinals, RedisProjection(redis), changes, now_ms)
 
 
 def compose_keeper(
     redis: RedisClient, archive: Any, ordinals: OrdinalDirectory, partition_of: PartitionOf
 ) -> StateKeeper:
+    members = RedisMembershipStore(
+        redis, PartitionCalls(ScriptPipe(redis)), partial(partition_of, partitions)
+    )
     """Who carries states into the archive; one per archive is enough, several harm nothing."""
     states = RedisUserStates(redis, now_ms)
     return StateKeeper(

@@ -19,15 +19,13 @@ from typing import Final, NamedTuple
 from qim_streams import limits
 from qim_streams.errors import AdmissionRefused, StoreUnavailable
 from qim_streams.sessions import rules
-from qim_streams.sessions.known_tails import activity_in
 from qim_streams.sessions.ports import (
-    HeadQuery,
     SessionUser,
     StateChange,
     UserStateStore,
 )
 from qim_streams.sessions.reading import SessionLists
-from qim_streams.sessions.rows import Found, ListRow, view_of
+from qim_streams.sessions.rows import ListRow, view_of
 from qim_streams.sessions.rules import RowView
 from qim_streams.sessions.state import UserConversationState
 
@@ -184,18 +182,15 @@ class UserActions:
         """Replace the state by what `rule` makes of it; `above_seq`: where the unread will begin."""
         user, lists = actor.user, self._lists
         for _ in range(TRIES_MAX):
-            wanted = (user.user_id, HeadQuery(conversation_id, above_seq or 0))
-            (there,), (stored,), watermark = await asyncio.gather(
-                lists.rows.heads(user.tenant_id, [wanted]),
-                lists.states(user, [conversation_id]),
-                lists.watermark(user, actor.shard),
+            (stored,), watermark = await asyncio.gather(
+                lists.found(user, [conversation_id], above_seq or 0), lists.watermark(user, actor.shard)
             )
-            if there is None:
+            if stored is None:
                 raise AdmissionRefused("NO_CONVERSATION", "there is no such conversation")
-            head, (data, before) = there[0], stored
+            data, found = stored
+            head, before = found.head, found.state
             if head.member is None:
                 raise AdmissionRefused("NOT_MEMBER", "you never were a member of the conversation")
-            found = Found(conversation_id, activity_in(*there), before, *there)
             now = self._now_ms()
             after = rule(before, view_of(found))
             if data is None and after != before:

@@ -1,10 +1,11 @@
-"""Users who enter a group have it in their lists before anything is said in it.
+"""What session lists learn of a change of a group: newcomers have it at once, and all concerned are told.
 
 Whoever hands a command to the writers and hears that it was carried out (gateways, the admin API) writes the
 rows, with the time of the change, before he answers: who asks for a list then finds the group. The rows are
 those of the projection: should they not be written, the first message brings the group.
 
-Who leaves or is removed needs nothing: a row is made when it is read, of the member row as it is by then.
+Who leaves or is removed needs no row: it is made when it is read, of the member row as it is by then. He is
+told like the others (`group_changes`).
 
 Spec: §9 (first-seen rules).
 """
@@ -17,6 +18,7 @@ from typing import Final
 from qim_streams.errors import QimError
 from qim_streams.membership.commands import GroupCommand, GroupOp, GroupState
 from qim_streams.membership.ports import OrdinalDirectory
+from qim_streams.sessions.group_changes import GroupChanges
 from qim_streams.sessions.projection_ports import ProjectionStore
 from qim_streams.sessions.projection_records import SessionRow, Slot, slot_of
 
@@ -27,15 +29,29 @@ _ENTERING: Final = (GroupOp.CREATE, GroupOp.ADD, GroupOp.JOIN)
 
 
 class Entering:
-    """Writes the rows of new members. `now_ms` is the wall clock."""
+    """Writes the rows of new members, then tells. `now_ms` is the wall clock."""
 
     def __init__(
-        self, ordinals: OrdinalDirectory, projection: ProjectionStore, now_ms: Callable[[], int]
+        self,
+        ordinals: OrdinalDirectory,
+        projection: ProjectionStore,
+        changes: GroupChanges,
+        now_ms: Callable[[], int],
     ) -> None:
         self._ordinals, self._projection, self._now_ms = ordinals, projection, now_ms
+        self._changes = changes
 
-    async def entered(self, command: GroupCommand, state: GroupState) -> None:
-        """A command was carried out. Never fails: the change stands, whatever becomes of the rows."""
+    async def changed(self, command: GroupCommand, state: GroupState) -> None:
+        """A command was carried out. Never fails: the change stands, whatever becomes of lists."""
+        await self._enter(command, state)
+        try:
+            async with asyncio.timeout(WAIT_S):
+                await self._changes.happened(command)
+        except (QimError, TimeoutError) as error:
+            why = error or "no answer in time"
+            log.info("nobody is told of a change of %s: %s", command.conversation_id, why)
+
+    async def _enter(self, command: GroupCommand, state: GroupState) -> None:
         if command.op not in _ENTERING:
             return
         users = list(command.user_ids)

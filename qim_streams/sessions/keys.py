@@ -12,8 +12,8 @@
 ==================================  ======  ===========================================================
 
 ``<ord>`` is the user's ordinal in decimal. What the projection keeps beside them, ``convs:<ord>`` first of
-all, is in the key table of its store. What a user's gateways tell each other goes through a channel named
-``sig:<ord>`` behind the same hash tag.
+all, is in the key table of its store. What a user's gateways and the admin API tell each other goes through a
+channel named ``sig:<ord>`` behind the same hash tag.
 
 Spec: §9.
 """

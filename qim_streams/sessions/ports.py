@@ -91,8 +91,21 @@ class UserStateStore(Protocol):
     async def restore(self, user: SessionUser, states: Sequence[StateChange]) -> None:
         """Put back what the archive has where this store has nothing, and say that it was."""
 
+    async def activities(self, user: SessionUser, conversation_ids: Sequence[str]) -> list[int]:
+        """What the user's row of each conversation says, in ms; 0 where he has none."""
+
     async def read_seqs(self, wanted: Sequence[tuple[SessionUser, str]]) -> list[bytes | None]:
         """The state of each (user, conversation), of many users in one round trip."""
+
+
+class ChangeOrders(Protocol):
+    """Orders of what changes a user's list without him (`Replaced.order`). StoreError: repeating is safe."""
+
+    async def next_order(self, user: SessionUser) -> int:
+        """An order above all that were given out for the user."""
+
+    async def last_order(self, user: SessionUser) -> int:
+        """The newest order that was given out, by whatever; 0 for none."""
 
 
 class DirtyState(NamedTuple):
@@ -230,7 +243,7 @@ class ProjectionPosition(Protocol):
 
 
 class Signals(Protocol):
-    """What is told to all devices of a user that are connected now. May be lost; never repeated."""
+    """What is told to the gateways that have a device of a user now. May be lost; never repeated."""
 
-    def tell(self, user: SessionUser, data: bytes) -> None:
-        """Hand `data` (a msgpack frame) to the gateways that have the user. Never waits."""
+    def tell_all(self, user: SessionUser, data: bytes) -> None:
+        """Hand `data` (a msgpack frame or a note) to all of the user's devices. Never waits."""

@@ -19,11 +19,12 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from qim_streams.sessions.known_tails import activity_in
+from qim_streams.sessions.known_tails import Tail, activity_in
 from qim_streams.sessions.ports import (
     Candidate,
     CandidatePage,
     HeadQuery,
+    HeadView,
     Position,
     ProjectionPosition,
     SessionUser,
@@ -31,9 +32,8 @@ from qim_streams.sessions.ports import (
     UserStateStore,
 )
 from qim_streams.sessions.restoring import RestoredStates, state_of
-from qim_streams.sessions.rows import ListRow, Rows
+from qim_streams.sessions.rows import Found, ListRow, Rows
 from qim_streams.sessions.rules import ListPlace, decode_place
-from qim_streams.sessions.state import UserConversationState
 
 CHUNK: Final = 100  # candidates of one read
 CHUNKS_MAX: Final = 8  # of one request: a filter that finds little ends its page there
@@ -103,13 +103,34 @@ class SessionLists:
 
     # -- rows, also for those who change states
 
-    async def states(
-        self, user: SessionUser, conversation_ids: Sequence[str]
-    ) -> list[tuple[bytes | None, UserConversationState]]:
-        """The stored bytes and the state of each; where nothing is stored, (None, a state of nothing)."""
-        found = await self._states.load(user, conversation_ids)
-        pairs = zip(found, conversation_ids, strict=True)
-        return [(data, state_of(user, name, data)) for data, name in pairs]
+    async def found(
+        self, user: SessionUser, conversation_ids: Sequence[str], above_seq: int = 0
+    ) -> list[tuple[bytes | None, Found] | None]:
+        """The stored state and all that a row is made of, None where there is no such conversation.
+
+        `above_seq`: messages above it are wanted at once, if there are few.
+        """
+        wanted = [(user.user_id, HeadQuery(name, above_seq)) for name in conversation_ids]
+        heads, stored = await asyncio.gather(
+            self.rows.heads(user.tenant_id, wanted), self._states.candidates(user, conversation_ids)
+        )
+        return [
+            None if there is None else (one.state, _found(user, one, *there))
+            for one, there in zip(stored, heads, strict=True)
+        ]
+
+    async def rows_of(
+        self, user: SessionUser, shard: int, conversation_ids: Sequence[str]
+    ) -> tuple[int, list[ListRow]]:
+        """The rows of these conversations, hidden or not, and W, at or above which all of them are.
+
+        Left out is what does not exist, and what was never for the user.
+        """
+        async with self._slots:
+            watermark = await self.watermark(user, shard)
+            found = await self.found(user, conversation_ids)
+            theirs = [one[1] for one in found if one is not None and one[1].head.member is not None]
+            return watermark, [await self.rows.row(user, one) for one in theirs]
 
     async def watermark(self, user: SessionUser, shard: int) -> int:
         """W of the user's lane."""
@@ -146,10 +167,21 @@ class SessionLists:
             user.tenant_id, [(user.user_id, HeadQuery(one.conversation_id, 0)) for one in newest]
         )
         return [
-            one if head is None or head[0].member is None or not head[0].member.active
-            else one._replace(activity=max(one.activity, activity_in(*head)))
-            for one, head in zip(newest, heads, strict=True)
-        ]  # fmt: skip
+            one if there is None else one._replace(activity=_activity(one, *there))
+            for one, there in zip(newest, heads, strict=True)
+        ]
+
+
+def _found(user: SessionUser, one: Candidate, head: HeadView, tail: Tail) -> Found:
+    state = state_of(user, one.conversation_id, one.state)
+    return Found(one.conversation_id, _activity(one, head, tail), state, head, tail)
+
+
+def _activity(one: Candidate, head: HeadView, tail: Tail) -> int:
+    """Where a conversation stands: by its newest message for whoever is a member, else where it stood."""
+    if head.member is None or not head.member.active:
+        return one.activity
+    return max(one.activity, activity_in(head, tail))
 
 
 def _is_after(one: Candidate, place: ListPlace | None) -> bool:

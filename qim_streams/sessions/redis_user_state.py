@@ -33,7 +33,7 @@ _LANES_KNOWN_MAX = 100_000
 
 
 class RedisUserStates:
-    """`UserStateStore` and `DirtyStates` on Redis."""
+    """`UserStateStore`, `ChangeOrders` and `DirtyStates` on Redis."""
 
     def __init__(self, client: RedisClient, now_ms: Callable[[], int]) -> None:
         self._client, self._now_ms = client, now_ms
@@ -43,6 +43,7 @@ class RedisUserStates:
         self._page = Script.load(package, "user_page.lua")
         self._replace = Script.load(package, "user_replace.lua")
         self._restore = Script.load(package, "user_restore.lua")
+        self._order = Script.load(package, "user_order.lua")
         self._take = Script.load(package, "dirty_take.lua")
         self._settle = Script.load(package, "dirty_settle.lua")
 
@@ -87,6 +88,24 @@ class RedisUserStates:
             for one in states[start : start + RESTORE_MAX]:
                 args += (one.conversation_id, one.state, one.pinned_at)
             await self._call(self._restore, names, args)
+
+    async def activities(self, user: SessionUser, conversation_ids: Sequence[str]) -> list[int]:
+        """See `UserStateStore.activities`."""
+        if not conversation_ids:
+            return []
+        async with translated("user states"):
+            (found,) = await self._reads.run(("ZMSCORE", _key(user, "convs"), *conversation_ids))
+        return [0 if score is None else int(float(score)) for score in found]
+
+    async def next_order(self, user: SessionUser) -> int:
+        """See `ChangeOrders.next_order`."""
+        return int(await self._call(self._order, (_key(user, "last"),), (self._now_ms(),)))
+
+    async def last_order(self, user: SessionUser) -> int:
+        """See `ChangeOrders.last_order`."""
+        async with translated("user states"):
+            (found,) = await self._reads.run(("GET", _key(user, "last")))
+        return int(found or 0)
 
     async def read_seqs(self, wanted: Sequence[tuple[SessionUser, str]]) -> list[bytes | None]:
         """See `UserStateStore.read_seqs`."""

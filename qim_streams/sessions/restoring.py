@@ -7,6 +7,7 @@ that a state made anew never takes the place of one that was only forgotten.
 Spec: §9, §14.8.
 """
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from functools import lru_cache
@@ -15,6 +16,7 @@ from typing import Final
 from qim_streams.errors import RecordError
 from qim_streams.sessions.ports import (
     STATES_PAGE_MAX,
+    Candidate,
     CandidatePage,
     SessionUser,
     StateChange,
@@ -51,6 +53,13 @@ class RestoredStates:
             await self._restore(user)
             _, found = await self._states.load(user, conversation_ids)
         return found
+
+    async def candidates(self, user: SessionUser, conversation_ids: Sequence[str]) -> list[Candidate]:
+        """What is stored of each conversation, and where it stands in the user's list."""
+        states, activities = await asyncio.gather(
+            self.load(user, conversation_ids), self._states.activities(user, conversation_ids)
+        )
+        return [Candidate(*one) for one in zip(conversation_ids, activities, states, strict=True)]
 
     async def _restore(self, user: SessionUser) -> None:
         changes: list[StateChange] = []

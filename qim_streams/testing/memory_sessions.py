@@ -30,7 +30,7 @@ _User = tuple[str, int]
 
 
 class MemoryUserStates:
-    """`UserStateStore` and `DirtyStates`; `unavailable` makes every call fail as a lost store would."""
+    """`UserStateStore`, `ChangeOrders`, `DirtyStates`; `unavailable`: every call fails as a lost store's."""
 
     def __init__(self, projection: MemoryProjection, now_ms: Callable[[], int] = lambda: 0) -> None:
         self.projection, self._now_ms = projection, now_ms
@@ -85,10 +85,7 @@ class MemoryUserStates:
         """See the port."""
         key = self._of(user)
         done = [self._replace(key, one) for one in changes]
-        if not any(done):
-            return Replaced(done, 0)
-        self.orders[key] = max(self._now_ms(), self.orders.get(key, 0) + 1)
-        return Replaced(done, self.orders[key])
+        return Replaced(done, await self.next_order(user) if any(done) else 0)
 
     def _replace(self, key: _User, one: StateChange) -> bool:
         stored = self.stored.setdefault(key, {})
@@ -116,6 +113,21 @@ class MemoryUserStates:
                 stored[one.conversation_id] = one.state
                 self._pin(key, one)
         self.restored.add(key)
+
+    async def activities(self, user: SessionUser, conversation_ids: Sequence[str]) -> list[int]:
+        """See the port."""
+        rows = self.projection.rows.get(self._of(user), {})
+        return [rows.get(name, 0) for name in conversation_ids]
+
+    async def next_order(self, user: SessionUser) -> int:
+        """See the port."""
+        key = self._of(user)
+        self.orders[key] = max(self._now_ms(), self.orders.get(key, 0) + 1)
+        return self.orders[key]
+
+    async def last_order(self, user: SessionUser) -> int:
+        """See the port."""
+        return self.orders.get(self._of(user), 0)
 
     async def read_seqs(self, wanted: Sequence[tuple[SessionUser, str]]) -> list[bytes | None]:
         """See the port."""

@@ -57,9 +57,10 @@ name) and its fields. An absent field and null are the same; unknown fields are 
    What a page shows does not count as received: it moves no cursor.
 7. The session list is pulled page by page (`next_cursor`); rows are absolute and may come twice, the later
    one stands. What comes after `projection_mailbox_seq` of the *first* page comes as an event, so pull or
-   push from there on. `SESSION_DELTA` tells what another device did: apply it only if
-   (projection_mailbox_seq, version) is greater than that of the last one applied, else drop it whole; in a
-   row, a lower `version` than the one known is old.
+   push from there on. `SESSION_DELTA` tells what another device did, and which groups took the user in
+   or let him go (`active`), have another name or have ended: apply it only if (projection_mailbox_seq,
+   version) is greater than that of the last one applied, else drop it whole; in a row, a lower `version` than
+   the one known is old.
 
 8. Rooms are a stream of their own (3), from AUTH_OK on, without cursors: `JOIN_ROOM` on every new connection,
    with the last (epoch, room_seq) that the device has. Messages come in `ROOM_BATCH`, events at once in

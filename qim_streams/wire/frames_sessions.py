@@ -168,7 +168,9 @@ class SessionState(NamedTuple):
 
 
 class SessionDelta(NamedTuple):
-    """Another device of the user has changed something. May be lost.
+    """Another device has changed something, or a group took the user in, let him go, was renamed or ended.
+
+    May be lost.
 
     Apply it only if (projection_mailbox_seq, version) is greater than that of the last one, else drop all.
     """

@@ -14,6 +14,7 @@ from qim_streams.redis_tier import RedisClient
 from qim_streams.sessions.keeping import StateKeeper
 from qim_streams.sessions.memory_projection import MemoryProjection
 from qim_streams.sessions.ports import (
+    ChangeOrders,
     ConversationHeads,
     DirtyStates,
     HeadQuery,
@@ -53,6 +54,7 @@ class Stores:
     """States and rows of users on one data set."""
 
     states: UserStateStore
+    orders: ChangeOrders
     dirty: DirtyStates
     projection: ProjectionStore
     clock: Clock = field(default_factory=Clock)
@@ -69,9 +71,9 @@ def stores(request: pytest.FixtureRequest, hot_client: RedisClient) -> Stores:
     if request.param == "memory":
         projection = MemoryProjection()
         fake = MemoryUserStates(projection, clock)
-        return Stores(fake, fake, projection, clock)
+        return Stores(fake, fake, fake, projection, clock)
     real = RedisUserStates(hot_client, clock)
-    return Stores(real, real, RedisProjection(hot_client), clock)
+    return Stores(real, real, real, RedisProjection(hot_client), clock)
 
 
 def change(
@@ -146,6 +148,26 @@ async def test_pins(stores: Stores) -> None:
     assert [one[:2] for one in (await states.page(ANN, None, 1)).pinned] == [("b", 7), ("a", 5)]
     await states.replace(ANN, [change("b", b"2", b"1")])
     assert [one.conversation_id for one in (await states.page(ANN, None, 1)).pinned] == ["a"]
+
+
+async def test_orders_of_what_others_changed(stores: Stores) -> None:
+    """One row of orders for all that concerns a user: above what he changed, below his next change."""
+    states, orders = stores.states, stores.orders
+    assert await orders.last_order(ANN) == 0
+    assert await orders.next_order(ANN) == 1_000
+    assert (await states.replace(ANN, [change("a", b"1")])).order == 1_001
+    assert await orders.next_order(ANN) == 1_002
+    assert (await orders.last_order(ANN), await orders.last_order(BEN)) == (1_002, 0)
+    stores.clock.now_ms = 5_000
+    assert await orders.next_order(ANN) == 5_000
+    assert (await states.page(ANN, None, 1)).order == 5_000
+
+
+async def test_where_single_conversations_stand(stores: Stores) -> None:
+    await stores.saw(("a", 5), ("b", 7))
+    await stores.saw(("w", 9), wide=True)
+    assert await stores.states.activities(ANN, ["b", "nowhere", "w", "a"]) == [7, 0, 9, 5]
+    assert await stores.states.activities(ANN, []) == []
 
 
 async def test_what_the_archive_lacks(stores: Stores) -> None:

@@ -6,6 +6,7 @@ The projection's place is taken by `saw`: what qsession would have written of a 
 import asyncio
 from collections.abc import Callable, Sequence
 
+from qim_streams.gateway.list_changes import ListChanges
 from qim_streams.gateway.session_lists import SessionListFrames
 from qim_streams.gateway.session_totals import SessionTotalsTeller
 from qim_streams.gateway.signals import OWN, Listeners, Receive, channel_of, message_of
@@ -17,6 +18,7 @@ from qim_streams.records import KIND_RECALL, STATE_RECALLED, decode_message
 from qim_streams.sessions.actions import Actor, Changed, UserActions
 from qim_streams.sessions.badges import Badges
 from qim_streams.sessions.entering import Entering
+from qim_streams.sessions.group_changes import GroupChanges
 from qim_streams.sessions.keeping import StateKeeper
 from qim_streams.sessions.memory_projection import MemoryProjection
 from qim_streams.sessions.ports import SessionUser
@@ -47,6 +49,10 @@ class MemorySignals:
         self.told.append((user, but_device, data))
         loop = asyncio.get_running_loop()
         loop.call_soon(self._listeners.deliver, channel_of(user, what), message_of(but_device, data))
+
+    def tell_all(self, user: SessionUser, data: bytes) -> None:
+        """See the port."""
+        self.tell(user, "", data)
 
     def listen(self, user: SessionUser, receive: Receive, what: str = OWN) -> None:
         """See the port."""
@@ -144,14 +150,17 @@ class SessionWorld:
         receipts = Receipts(
             MemoryMembers(self.past.tier), MemoryConversationHeads(self.past.tier), self.states, self.clock
         )
+        totals = SessionTotalsTeller(self.badges, self.signals, self.clock)
+        changes = GroupChanges(ordinals, MemoryMembers(self.past.tier), self.signals)
         made = SessionListFrames(
             self.lists,
             self.actions,
             receipts,
             self.signals,
-            SessionTotalsTeller(self.badges, self.signals, self.clock),
+            totals,
+            ListChanges(self.lists, self.states, totals),
             ordinals,
-            Entering(ordinals, self.projection, self.clock),
+            Entering(ordinals, self.projection, changes, self.clock),
         )
         self.tell = made.tell
         return made

@@ -3,6 +3,7 @@
 import random
 import secrets
 
+import httpx
 import pytest
 
 from qim_streams.client import Mentions, QimClient
@@ -98,6 +99,42 @@ async def test_groups_before_and_after_their_first_message(cast: Cast) -> None:
     assert [(one.from_seq, one.to_seq, one.reason) for one in page.breaks] == [(1, 7, "deleted")]
 
 
+async def test_changes_of_groups_show_without_a_pull(cast: Cast) -> None:
+    """Added, renamed, removed and brought back by the operator, ended: each shows on a device online."""
+    ann, ben = cast.person("ann"), cast.person("ben")
+    owner, member = await ann.online(), await ben.online()
+    known = cast.stack.client
+    chat = (await owner.groups.create([], name="Walks")).conversation_id
+    shown: list[SessionRow | None] = []
+    member.sessions.on_change = lambda: shown.append(member.sessions.book.rows.get(chat))
+
+    async def comes(**wanted: object) -> None:
+        def is_shown() -> bool:
+            row = member.sessions.book.rows.get(chat)
+            return row is not None and wanted == {name: getattr(row, name) for name in wanted}
+
+        await eventually(is_shown, what=f"{wanted} in the list")
+
+    async def added() -> bool:  # again, should the gateway not have listened yet
+        await owner.groups.add(chat, [ben.user_id])
+        return chat in member.sessions.book.rows
+
+    await eventually(added, what="the group in the list")
+    await comes(active=True, name="Walks", unread=0)
+    await owner.groups.update(chat, name="Talks")
+    await comes(active=True, name="Talks")
+    base = f"/v1/tenants/{cast.stack.address().require_tenant()}/groups/{chat}"
+    key = {"Authorization": f"Bearer {known['admin_api_key']}"}
+    async with httpx.AsyncClient(base_url=known["admin_url"], headers=key, timeout=20) as api:
+        (await api.post(f"{base}/members/remove", json={"user_ids": [ben.user_id]})).raise_for_status()
+        await comes(active=False)
+        (await api.post(f"{base}/members", json={"user_ids": [ben.user_id]})).raise_for_status()
+        await comes(active=True)
+    await owner.groups.dismiss(chat)
+    await comes(dismissed=True)
+    assert shown
+
+
 async def test_mentions(cast: Cast) -> None:
     """By name and with everybody: counted, listed, told by the event; everybody is for administrators."""
     ann, ben = cast.person("ann"), cast.person("ben")
@@ -169,21 +206,23 @@ class Formula:
         user, chat = rng.choice(list(self.people)), rng.choice(list(self.facts))
         client, facts = rng.choice(self.people[user]), self.facts[chat]
         marks, kind = facts.marks[user], rng.random()
-        if kind < 0.6 or not facts.said:
+        if marks.join_seq is None or kind > 0.93:
+            await self.come_or_go(user, chat)
+        elif kind < 0.55 or not facts.said:
             receipt = await client.send(b"hi", conversation_id=chat)
             facts.said.append(Said(receipt.conversation_seq, user))
-        elif kind < 0.7:
+        elif kind < 0.65:
             mine = [one for one in facts.said if one.sender == user and not (one.operation or one.recalled)]
             if mine:
                 target = rng.choice(mine)
                 receipt = await client.recall(chat, target.seq)
                 target.recalled = True
                 facts.said.append(Said(receipt.conversation_seq, user, operation=True))
-        elif kind < 0.9:
+        elif kind < 0.83:
             seq = rng.randrange(0, facts.head + 3)
             await client.sessions.mark_read(chat, seq)
             marks.read_seq = max(marks.read_seq, min(seq, facts.head))
-        elif kind < 0.95:
+        elif kind < 0.88:
             marks.muted = not marks.muted
             await client.sessions.set_mute(chat, marks.muted)
         else:
@@ -191,13 +230,27 @@ class Formula:
             await client.sessions.delete_messages(chat, [seq])
             marks.deleted.add(seq)
 
+    async def come_or_go(self, user: str, chat: str) -> None:
+        """The owner, who stays, lets somebody go or takes him back."""
+        (owner, devices), facts = next(iter(self.people.items())), self.facts[chat]
+        if user == owner:
+            return
+        groups, marks = devices[0].groups, facts.marks[user]
+        if marks.join_seq is None:
+            await groups.add(chat, [user])
+            marks.join_seq = facts.head + 1
+        else:
+            await groups.remove(chat, [user])
+            marks.join_seq = None
+
     def books_agree(self) -> bool:
-        """Whether every device knows the marks of the other one by deltas alone."""
+        """Whether every device knows by deltas alone what the others did and where its user is a member."""
         return all(
-            (row.read_seq, row.muted) == (facts.marks[user].read_seq, facts.marks[user].muted)
+            (row.read_seq, row.muted, row.active) == (marks.read_seq, marks.muted, marks.join_seq is not None)
             for user, clients in self.people.items()
             for client in clients
             for chat, facts in self.facts.items()
+            for marks in [facts.marks[user]]
             for row in [client.sessions.book.rows[chat]]
         )
 
@@ -217,7 +270,8 @@ class Formula:
 
 
 async def test_f5_random_sessions_against_the_formula(cast: Cast) -> None:
-    """F5: sends, reads, recalls, mutes, deletes of three people on two devices each; then nothing differs."""
+    """F5: sends, reads, recalls, mutes, deletes, joins and removals of three people on two devices each; then
+    nothing differs: books by deltas, lists, formula."""
     seed = secrets.randbelow(2**32)
     print(f"seed {seed}")
     names = [cast.person(name) for name in ("ann", "ben", "cid")]
