@@ -12,8 +12,6 @@ import uuid
 from dataclasses import replace
 from functools import partial
 
-from qim_streams.admin.audit import AuditLog
-from qim_streams.admin.keys import AdminKeys
 from qim_streams.api.app import build_api
 from qim_streams.api.ports import ApiDeps, TokenMint
 from qim_streams.api.server import listen, serve
@@ -32,7 +30,6 @@ from qim_streams.roles.room_admin import LinkedRooms
 from qim_streams.roles.session_lists import compose_entering
 from qim_streams.roles.tracing import partition_of, tracing
 from qim_streams.script_pipe import ScriptPipe
-from qim_streams.runtime import now_ms
 from qim_streams.sessions.entering import Entering
 from qim_streams.settings import Settings
 from qim_streams.trace.model import MessageTrace

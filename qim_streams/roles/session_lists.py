@@ -108,6 +108,14 @@ def compose_lists(
     return ListServices(frames, signals, UserDeletions(RestoredStates(states, archive)), members)
 
 
+def compose_list_reader(
+    redis: RedisClient, archive: Any, partition_of: PartitionOf, mappings: Mappings
+) -> SessionLists:
+    """Who reads lists for others than their users; `archive` as for `compose_badges`."""
+    states, _, _, rows, positions = _reading(redis, archive, partition_of, mappings)
+    return SessionLists(states, archive, rows, positions)
+
+
 def compose_badges(
     redis: RedisClient,
     archive: Any,
@@ -121,8 +129,11 @@ def compose_badges(
 
 
 def compose_entering(redis: RedisClient, partitions: int) -> Entering:
-    """Who puts groups into the lists of new members. `partitions`: Outbox partitions."""
+    """What lists learn of changed groups, without a gateway. `partitions`: Outbox partitions."""
     wholeness = RedisWholeness(redis, partitions)
+    members = RedisMembershipStore(
+        redis, PartitionCalls(ScriptPipe(redis)), partial(partition_of, partitions)
+    )
     # Without a memory: what it said before the hot tier was lost may be somebody else's now.
     ordinals = RedisOrdinalDirectory(redis, ScriptPipe(redis), wholeness, cache_max=0)
     changes = GroupChanges(ordinals, members, RedisSignals(redis))
@@ -132,9 +143,6 @@ def compose_entering(redis: RedisClient, partitions: int) -> Entering:
 def compose_keeper(
     redis: RedisClient, archive: Any, ordinals: OrdinalDirectory, partition_of: PartitionOf
 ) -> StateKeeper:
-    members = RedisMembershipStore(
-        redis, PartitionCalls(ScriptPipe(redis)), partial(partition_of, partitions)
-    )
     """Who carries states into the archive; one per archive is enough, several harm nothing."""
     states = RedisUserStates(redis, now_ms)
     return StateKeeper(
