@@ -9,10 +9,10 @@ for name in internal_secret jwt_secret cursor_secret admin_api_key redis_passwor
     [ -s "secrets/$name" ] || random > "secrets/$name"
 done
 password=$(cat secrets/redis_password)
-# Everything that the roles use and nothing that empties, reconfigures or stops a server. `default` is off.
+# The commands that the roles really use (redis/commands, held against the code by a test). `default` is off.
 [ -s secrets/redis_acl ] || cat > secrets/redis_acl <<ACL
 user default off
-user qim on >$password ~* &* -@all +@read +@write +@connection +@scripting +info +ping +time +wait -keys -flushall -flushdb -swapdb -debug -migrate -restore
+user qim on >$password $(cat redis/commands)
 ACL
 [ -s secrets/redis_url ] || printf 'redis://qim:%s@redis:6379/0\n' "$password" > secrets/redis_url
 echo "docker/secrets: ready"

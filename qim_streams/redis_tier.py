@@ -20,6 +20,7 @@ import redis.asyncio as redis_asyncio
 from redis import exceptions as redis_errors
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.maint_notifications import MaintNotificationsConfig
 
 from qim_streams.errors import FencedError, Outcome, StoreError, StoreUnavailable
 from qim_streams.settings import Settings
@@ -64,6 +65,9 @@ def connect(settings: Settings) -> RedisClient:
         timeout=COMMAND_TIMEOUT_S,  # wait for a free connection: a burst is a queue, not an error
         retry=Retry(NoBackoff(), 0),
         health_check_interval=30,
+        # Neither who we are is told nor what a cluster of a vendor does is asked: commands fewer to allow.
+        driver_info=None,
+        maint_notifications_config=MaintNotificationsConfig(enabled=False),
     )
     return redis_asyncio.Redis.from_pool(pool)
 

@@ -343,6 +343,15 @@ class Settings(NotificationSettings, SecuritySettings):
             password=self.kafka_sasl_password.get_secret_value(),
         )
 
+    @property
+    def audit_path(self) -> Path:
+        """Where admin actions of this process are noted."""
+        return self.audit_file or self.state_dir / "audit.jsonl"
+
+    def archive_dir(self) -> Path:
+        """Where the RocksDB archive lives."""
+        return self.archive_rocksdb_dir or self.state_dir / "archive"
+
 
 def read_secret(name: str, path: Path) -> str:
     """The secret of a file, without the white space around it; ValueError that names the setting."""

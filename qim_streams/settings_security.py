@@ -130,6 +130,10 @@ class SecuritySettings(BaseSettings):
                 raise ValueError(f"{cert}: goes together with {key}; set both, or none")
         if self.internal_tls_cert_file is not None and self.internal_tls_ca_file is None:
             raise ValueError("internal_tls_ca_file: needed beside internal_tls_cert_file; set it")
+        if self.jwt_jwks_url and self.jwt_jwks_file is not None:
+            raise ValueError("jwt_jwks_url: is set beside jwt_jwks_file; unset one of them")
+        if self.jwt_jwks_stale_max_s < 2 * self.jwt_jwks_refresh_s:
+            raise ValueError("jwt_jwks_stale_max_s: must be twice jwt_jwks_refresh_s or more; raise it")
         if self.kafka_sasl_mechanism and not (
             self.kafka_sasl_user and (self.kafka_sasl_password.get_secret_value())
         ):

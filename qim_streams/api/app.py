@@ -9,6 +9,8 @@ from fastapi.responses import HTMLResponse
 from starlette.types import ASGIApp
 
 from qim_streams import __version__
+from qim_streams.admin.http import Audited, Gatekeeper
+from qim_streams.admin.keys import AdminKeys
 from qim_streams.api import failures, page
 from qim_streams.api.conversations import conversation_routes
 from qim_streams.api.groups import group_routes
@@ -33,7 +35,7 @@ DESCRIPTION = (
 
 def build_api(deps: ApiDeps) -> ASGIApp:
     """The application: routes, key, limits, documents."""
-    return BodyLimit(build_routes(deps))
+    return BodyLimit(Audited(build_routes(deps), deps.audit))
 
 
 def build_routes(deps: ApiDeps) -> FastAPI:
@@ -57,7 +59,8 @@ def build_routes(deps: ApiDeps) -> FastAPI:
         *([] if deps.rooms is None else [room_routes(deps.rooms)]),
         *([] if deps.push is None else [push_routes(deps.push)]),
     ]
-    guard = Depends(require_key(deps.api_key))
+    admins = deps.admins or AdminKeys(deps.api_key, None)
+    guard = Depends(require_key(Gatekeeper(admins, deps.audit)))
     for routes in keyed:
         app.include_router(
             routes,

@@ -1,21 +1,22 @@
-"""What stands before every route: the API key, and how large and how slow a request may be.
+"""What stands before every route: keys and roles, and how large and how slow a request may be.
 
-The key is compared by digest in constant time, so neither its length nor a common prefix shows in the
-time of the answer. A body is read whole before a route runs: at most `limits.API_BODY_BYTES_MAX`
-bytes, within `BODY_SECONDS_MAX`; what announces more is refused before it is read.
+Keys are compared by digest in constant time, so neither a length nor a common prefix shows in the time of
+the answer; what each may do and what is noted of it is `admin.http`. A body is read whole before a route
+runs: at most `limits.API_BODY_BYTES_MAX` bytes, within `BODY_SECONDS_MAX`; what announces more is refused
+before it is read.
 """
 
 import asyncio
-import hashlib
-import hmac
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Final
 
-from fastapi import Depends
+from fastapi import Depends, Request
 from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qim_streams import limits
+from qim_streams.admin.http import Gatekeeper
+from qim_streams.admin.rules import Role
 from qim_streams.api.failures import ApiRefusal, answer
 
 BODY_SECONDS_MAX: Final = 10.0
@@ -23,18 +24,19 @@ _BEARER = HTTPBearer(auto_error=False, description="the key of QIM_ADMIN_API_KEY
 _HEADER = APIKeyHeader(name="X-Api-Key", auto_error=False, description="the same key")
 
 
-def require_key(key: bytes) -> Callable[..., Awaitable[None]]:
-    """A dependency that lets only requests with `key` pass, by Authorization: Bearer or X-Api-Key."""
-    expected = hashlib.sha256(key).digest()
+def require_key(gate: Gatekeeper) -> Callable[..., Awaitable[None]]:
+    """A dependency that lets pass whom `gate` lets, by a key in Authorization: Bearer or X-Api-Key."""
 
     async def check(
         bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)],
         header: Annotated[str | None, Depends(_HEADER)],
     ) -> None:
         given = bearer.credentials if bearer is not None else header
-        digest = hashlib.sha256((given or "").encode("utf-8", "surrogateescape")).digest()
-        if not hmac.compare_digest(digest, expected) or given is None:
-            raise ApiRefusal("API_KEY_REQUIRED", "send the admin key as Authorization: Bearer or X-Api-Key")
+        wanted = await gate.enter(request.scope, given)
+        if wanted is Role.READER:
+            raise ApiRefusal("API_KEY_REQUIRED", "send an admin key as Authorization: Bearer or X-Api-Key")
+        if wanted is not None:
+            raise ApiRefusal("ROLE_REQUIRED", f"this needs a key of role {wanted.name.lower()}")
 
     return check
 

@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from qim_streams.admin.audit import AuditLog
+from qim_streams.admin.keys import AdminKeys
 from qim_streams.membership.commands import GroupCommand, GroupState
 from qim_streams.membership.ports import Conversation
 from qim_streams.notification.records import PushDevice, PushSettings
@@ -104,5 +106,7 @@ class ApiDeps:
     mint: TokenMint | None
     rules: RulesStore
     probes: Mapping[str, Probe]
+    admins: AdminKeys | None = None  # None: `api_key` alone
+    audit: AuditLog | None = None
     rooms: RoomAdmin | None = None
     push: PushAdmin | None = None

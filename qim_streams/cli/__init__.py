@@ -43,6 +43,7 @@ _COMMANDS = {
     "archive": ("qim_streams.cli.archive", "archive", "prepare and inspect the archive"),
     "repair": ("qim_streams.cli.repair", "repair", "compare Redis with the logs and bring it back"),
     "shard": ("qim_streams.cli.shard", "shard", "show and split MailboxShards"),
+    "audit": ("qim_streams.cli.audit", "audit", "look at the record of admin actions and check it"),
     "topics": ("qim_streams.cli.topics", "topics", "create and check the topics"),
     "config": ("qim_streams.cli.config", "config", "print and check the settings"),
 }

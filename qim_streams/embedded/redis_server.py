@@ -9,6 +9,8 @@ Invariants:
   at a power loss and nothing when only the process dies; `always` loses nothing and costs one fsync per
   event-loop turn.
 * Nothing is evicted: at the memory limit writes are refused with OOM.
+* Roles have a user of their own (`redis_acl`) that may do what roles do and nothing else; `url` is the
+  operator's, `roles_url` theirs.
 * The password is in files of mode 0600 only, never in an argument vector or a log. It is made once per
   data directory and kept.
 * A server older than the one that wrote the data is refused: Redis 6 would not see the files of Redis 7
@@ -26,6 +28,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from qim_streams import redis_acl
 from qim_streams.embedded import files
 from qim_streams.embedded.errors import EmbeddedError
 from qim_streams.embedded.maven import Progress, print_progress
@@ -67,7 +70,7 @@ class EmbeddedRedis(LocalServer):
         super().__init__(data_dir, {PORT_SETTING: port}, log_path=log_path, progress=progress)
         self._appendfsync, self._memory_mb = appendfsync, memory_mb
         self._given_password, self._program = password, program
-        self._password = ""
+        self._password = self._roles_password = ""
 
     @property
     def port(self) -> int:
@@ -78,6 +81,11 @@ class EmbeddedRedis(LocalServer):
     def url(self) -> str:
         """`redis://` URL with the password: a secret."""
         return f"redis://:{self._password}@{LOOPBACK}:{self.port}/0"
+
+    @property
+    def roles_url(self) -> str:
+        """`redis://` URL of the user of roles: a secret."""
+        return f"redis://{redis_acl.USER}:{self._roles_password}@{LOOPBACK}:{self.port}/0"
 
     def is_ready(self) -> bool:
         """True when PING is answered with PONG (not while the append-only file is loading)."""
@@ -93,7 +101,8 @@ class EmbeddedRedis(LocalServer):
         program = self._program = self._program or find_redis_server()
         version = redis_version(program)
         check_data_version(version, self.data_dir)
-        self._password = self._given_password or self._kept_password()
+        self._password = self._given_password or self._kept_password("password")
+        self._roles_password = self._kept_password("roles-password")
         config = self.data_dir / "redis.conf"
         files.write_private(config, self._config().encode())
         files.write_private_json(self.data_dir / "written-by.json", {"redis_version": version})
@@ -104,12 +113,13 @@ class EmbeddedRedis(LocalServer):
             port=self.port,
             data_dir=self.data_dir,
             password=self._password,
+            roles_password=self._roles_password,
             appendfsync=self._appendfsync,
             memory_mb=self._memory_mb,
         )
 
-    def _kept_password(self) -> str:
-        path = self.data_dir / "password"
+    def _kept_password(self, name: str) -> str:
+        path = self.data_dir / name
         if path.exists() and (kept := path.read_text().strip()):
             return kept
         made = secrets.token_urlsafe(PASSWORD_BYTES)
@@ -144,7 +154,13 @@ class EmbeddedRedis(LocalServer):
 
 
 def render_config(
-    *, port: int, data_dir: Path, password: str, appendfsync: AppendFsync, memory_mb: int
+    *,
+    port: int,
+    data_dir: Path,
+    password: str,
+    roles_password: str,
+    appendfsync: AppendFsync,
+    memory_mb: int,
 ) -> str:
     """The server's `redis.conf` (directives that Redis 6.2 and 7 both know)."""
     lines = [
@@ -152,6 +168,7 @@ def render_config(
         "protected-mode yes",
         f"port {port}",
         f"requirepass {_quote(password)}",
+        redis_acl.user_line(roles_password),
         "daemonize no",
         "supervised no",
         'pidfile ""',

@@ -137,6 +137,11 @@ class EmbeddedStack:
         return self._external_redis_url
 
     @property
+    def roles_redis_url(self) -> str:
+        """The same for roles, which may do less; a given URL is theirs as it is."""
+        return self.redis_url if self.redis is None else self.redis.roles_url
+
+    @property
     def servers(self) -> list[LocalServer]:
         """The embedded servers in start order; empty when everything is external."""
         return [server for server in (self.redis, self.kafka, self.cassandra) if server is not None]

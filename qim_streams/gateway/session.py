@@ -204,7 +204,7 @@ class ClientSession:
         if self._all.draining:
             raise SyncVerdict("SHUTTING_DOWN", "this gateway is about to stop")
         self._all.turns.refuse_crowd()
-        claims = self._all.tokens.verify(frame.access_token)
+        claims = await self._all.tokens.admit(frame.access_token)
         async with self._all.turns.turn():
             await self._sign_on(frame, claims.tenant_id, claims.user_id)
 

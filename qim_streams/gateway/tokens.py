@@ -1,6 +1,7 @@
 """Access tokens: JWTs that name a tenant and a user.
 
-Accepted: HS256 with the current or the previous secret, or RS256/ES256 with a key of a JWKS file. The
+Accepted: HS256 with the current or the previous secret, or RS256/ES256 with a key of a JWKS document, which
+is a file or published by an issuer (`jwks`). The
 algorithm of a token only selects among keys that were configured for it, so a public key can never be
 used as an HMAC secret and ``none`` selects nothing. Tokens minted here name their secret (`key_id`), so
 that with two secrets one signature is computed, and none for a secret that was removed. An issuer that
@@ -15,20 +16,18 @@ Spec: §7.
 """
 
 import hashlib
-import json
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple
 
 import jwt
 
 from qim_streams import limits
-from qim_streams.errors import ConfigError, ProtocolError
+from qim_streams.errors import POLICY, ConfigError, Policy, ProtocolError, StoreUnavailable
+from qim_streams.gateway.jwks import SIGNED, KeyBook, Keys, read_document
 from qim_streams.ids import is_text_id
 from qim_streams.settings import Settings
 
 HMAC: Final = "HS256"
-SIGNED: Final = ("RS256", "ES256")
-_KEY_TYPES: Final = {"RS256": "RSA", "ES256": "EC"}
 _KEY_ID_PREFIX: Final = "qim."
 _KEY_ID_DOMAIN: Final = b"qim.token-key.v1\0"
 _REQUIRED: Final = ["tenant", "sub", "exp", "aud"]
@@ -42,27 +41,53 @@ class Claims(NamedTuple):
     expires_at: int
 
 
-class TokenVerifier:
-    """Verifies tokens against fixed keys. `keys` maps an algorithm to [(key id or None, key)]."""
+class UnknownKey(ProtocolError):
+    """A token names a key that we do not have, or not yet."""
 
-    def __init__(self, keys: dict[str, list[tuple[str | None, Any]]], audience: str, leeway_s: int) -> None:
+
+POLICY[UnknownKey] = Policy.DEAD_LETTER
+
+
+class TokenVerifier:
+    """Verifies tokens against fixed keys, and those of a book. `again` asks the issuer for newer ones."""
+
+    def __init__(self, keys: Keys, audience: str, leeway_s: int, book: KeyBook | None = None) -> None:
         self._keys, self._audience, self._leeway_s = keys, audience, leeway_s
+        self._book = book
+        self.again: Callable[[], Awaitable[bool]] | None = None
 
     @classmethod
-    def from_settings(cls, settings: Settings) -> "TokenVerifier":
-        """ConfigError when neither a secret nor a JWKS file is set, or the file is unusable."""
+    def from_settings(cls, settings: Settings, book: KeyBook | None = None) -> "TokenVerifier":
+        """ConfigError when neither a secret nor a JWKS document is named, or the file is unusable."""
         secrets = (settings.jwt_secret.get_secret_value(), settings.jwt_secret_previous.get_secret_value())
-        keys: dict[str, list[tuple[str | None, Any]]] = {
-            HMAC: [(key_id(one.encode()), one.encode()) for one in secrets if one]
-        }
+        keys: Keys = {HMAC: [(key_id(one.encode()), one.encode()) for one in secrets if one]}
         if settings.jwt_jwks_file is not None:
-            keys |= _read_jwks(settings.jwt_jwks_file)
-        if not any(keys.values()):
-            raise ConfigError("jwt_secret is not set: export QIM_JWT_SECRET or QIM_JWT_JWKS_FILE")
-        return cls(keys, settings.jwt_audience, settings.jwt_leeway_s)
+            path = settings.jwt_jwks_file
+            try:
+                published = read_document(path.read_bytes())
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"jwt_jwks_file: {path}: {error}; give a JWKS document") from None
+            keys |= {} if book is not None else published
+        elif not any(keys.values()) and not settings.jwt_jwks_url:
+            raise ConfigError(
+                "jwt_secret is not set: export QIM_JWT_SECRET, QIM_JWT_JWKS_FILE or QIM_JWT_JWKS_URL"
+            )
+        return cls(keys, settings.jwt_audience, settings.jwt_leeway_s, book)
+
+    async def admit(self, token: str) -> Claims:
+        """`verify`, but a key that is not known is asked for first, if it was not just asked for."""
+        try:
+            return self.verify(token)
+        except UnknownKey:
+            if self.again is None or not await self.again():
+                raise
+            return self.verify(token)
 
     def verify(self, token: str) -> Claims:
-        """The claims of a good token; ProtocolError BAD_TOKEN or TOKEN_EXPIRED."""
+        """The claims of a good token; ProtocolError BAD_TOKEN or TOKEN_EXPIRED.
+
+        StoreUnavailable when it is signed with a published key and those are not known now.
+        """
         if len(token) > limits.ACCESS_TOKEN_MAX:
             raise _bad("too long")
         try:
@@ -80,10 +105,15 @@ class TokenVerifier:
         except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
             # The library's own parsing of a header or of claims of a strange type.
             raise _bad(type(error).__name__) from None
-        raise _bad("no key of ours has signed it")
+        raise UnknownKey("BAD_TOKEN", "no key of ours has signed the access token", field="access_token")
 
     def _candidates(self, algorithm: str, named: object) -> list[Any]:
         known = self._keys.get(algorithm, [])
+        if self._book is not None and algorithm in SIGNED:
+            published = self._book.current()
+            if published is None:
+                raise StoreUnavailable("the issuer's keys of access tokens are not known now")
+            known = known + published.get(algorithm, [])
         exact = [key for name, key in known if name is not None and name == named]
         if exact or (isinstance(named, str) and named.startswith(_KEY_ID_PREFIX)):
             return exact
@@ -128,18 +158,3 @@ def mint_token(
 
 def _bad(why: str) -> ProtocolError:
     return ProtocolError("BAD_TOKEN", f"the access token is not acceptable ({why})", field="access_token")
-
-
-def _read_jwks(path: Path) -> dict[str, list[tuple[str | None, Any]]]:
-    """The RS256 and ES256 keys of a JWKS file; others are left out."""
-    try:
-        entries = jwt.PyJWKSet.from_dict(json.loads(path.read_text())).keys
-    except (OSError, ValueError, AttributeError, jwt.PyJWTError) as error:
-        raise ConfigError(f"jwt_jwks_file: {path}: {type(error).__name__}; give a JWKS document") from None
-    keys: dict[str, list[tuple[str | None, Any]]] = {name: [] for name in SIGNED}
-    for entry in entries:
-        if entry.algorithm_name in SIGNED and entry.key_type == _KEY_TYPES[entry.algorithm_name]:
-            keys[entry.algorithm_name].append((entry.key_id, entry.key))
-    if not any(keys.values()):
-        raise ConfigError(f"jwt_jwks_file: {path} has no RS256 or ES256 key; add one")
-    return keys

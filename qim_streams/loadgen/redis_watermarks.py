@@ -14,6 +14,7 @@ from bisect import bisect_left
 from typing import Any
 
 import redis
+from redis.maint_notifications import MaintNotificationsConfig
 
 from qim_streams.errors import RecordError
 from qim_streams.mailbox import watermark
@@ -57,7 +58,11 @@ class WatermarkPoll:
 
     def _poll(self) -> None:
         # Any: these methods of redis-py have no types.
-        connection: Any = redis.ConnectionPool.from_url(self._url).get_connection()
+        connection: Any = redis.ConnectionPool.from_url(
+            self._url,
+            driver_info=None,
+            maint_notifications_config=MaintNotificationsConfig(enabled=False),
+        ).get_connection()
         commands = [("HGET", f"{{s:{shard}}}:w", "w") for shard in range(self._shards)]
         packed = connection.pack_commands(commands)
         last = [b""] * self._shards

@@ -12,6 +12,8 @@ import uuid
 from dataclasses import replace
 from functools import partial
 
+from qim_streams.admin.audit import AuditLog
+from qim_streams.admin.keys import AdminKeys
 from qim_streams.api.app import build_api
 from qim_streams.api.ports import ApiDeps, TokenMint
 from qim_streams.api.server import listen, serve
@@ -29,6 +31,7 @@ from qim_streams.roles.push_admin import operators_push
 from qim_streams.roles.room_admin import LinkedRooms
 from qim_streams.roles.session_lists import compose_entering
 from qim_streams.roles.tracing import partition_of, tracing
+from qim_streams.runtime import now_ms
 from qim_streams.script_pipe import ScriptPipe
 from qim_streams.sessions.entering import Entering
 from qim_streams.settings import Settings
@@ -41,6 +44,8 @@ NODE_PREFIX = "api."
 async def run_api(settings: Settings, stop: asyncio.Event) -> None:
     """Serve until `stop` is set. ConfigError when a secret is missing or the port is taken."""
     key = settings.secret("admin_api_key")
+    admins = AdminKeys(key, settings.admin_keys_file)
+    audit = AuditLog(settings.audit_path, now_ms)
     redis = connect(settings)
     links = WriterLinks(
         RedisLeaseStore(redis),
@@ -60,9 +65,11 @@ async def run_api(settings: Settings, stop: asyncio.Event) -> None:
             operators_push(settings, redis, NODE_PREFIX + settings.node_id) as push,
         ):
             deps = replace(_deps(settings, key, redis, links, rooms, trace), push=push)
+            deps = replace(deps, admins=admins, audit=audit)
             await serve(build_api(deps), listener, stop, api_server(settings, watch))
     finally:
         listener.close()
+        audit.close()
         await rooms.close()
         await links.close()
         await redis.aclose()

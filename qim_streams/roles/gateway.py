@@ -67,6 +67,7 @@ from qim_streams.roles.gateway_rooms import ROOM_TOPIC, GatewayRooms
 from qim_streams.roles.health import REDIS, asks_redis
 from qim_streams.roles.moderation import asking_first
 from qim_streams.roles.presence import compose_watches
+from qim_streams.roles.published_keys import token_keys
 from qim_streams.roles.push_admin import compose_push_devices
 from qim_streams.roles.serving import check_topics_of
 from qim_streams.roles.session_lists import compose_lists
@@ -130,6 +131,7 @@ async def run_gateway(settings: Settings, stop: asyncio.Event, metrics: Collecto
         await rooms.start()
         opened.push_async_callback(rooms.close)
         services.readiness.add(hot_tier.reasons)
+        _follow_issuer(services, opened)
         metrics.register(services.counters)
         opened.callback(metrics.unregister, services.counters)
         movements = Movements(services, mappings, RedisShardEpochs(redis))
@@ -138,6 +140,15 @@ async def run_gateway(settings: Settings, stop: asyncio.Event, metrics: Collecto
         tls = gateway_server(settings, watch)
         await serve(services, signals, mailboxes, keeping, stop, movements, tls)
     log.info("%s stopped", name)
+
+
+def _follow_issuer(services: Services, opened: contextlib.AsyncExitStack) -> None:
+    """Take the keys of access tokens from where the settings say, as long as the gateway runs."""
+    services.tokens, book, keeper = token_keys(services.settings)
+    if book is not None and keeper is not None:
+        services.readiness.add(book.reasons)
+        following = asyncio.create_task(keeper.run(), name="jwks")
+        opened.callback(following.cancel)
 
 
 class Appender:
@@ -327,7 +338,7 @@ def check_settings(settings: Settings) -> None:
     """ConfigError that names the variable, for what only a gateway needs."""
     settings.secret("internal_secret")
     settings.secret("cursor_secret")
-    TokenVerifier.from_settings(settings)
+    token_keys(settings)
     door_bounds(settings)
     if not is_text_id(settings.node_id):
         raise ConfigError(f"node_id: {settings.node_id!r} is not a name; use letters, digits, . _ ~ -")

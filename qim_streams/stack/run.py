@@ -123,7 +123,7 @@ async def _run(stack: EmbeddedStack, options: RunOptions, then: Then | None, sta
     state_dir = options.plan.state_dir
     drawn = secrets.load_or_make(state_dir, lambda: random_secrets.token_urlsafe(48), os.environ)
     cassandra_port = stack.cassandra.port if stack.cassandra is not None else 0
-    addresses = plan.Addresses(stack.brokers, stack.redis_url, cassandra_port)
+    addresses = plan.Addresses(stack.brokers, stack.roles_redis_url, cassandra_port)
     names = [name for name, _, _ in plan.role_names(options.plan)]
     ports, metrics = _choose_ports(names, options.plan.metrics)
     roles = plan.plan_roles(options.plan, addresses, drawn, ports, os.environ, metrics)
@@ -295,7 +295,7 @@ def _ready_file(path: Path) -> Callable[[], bool]:
     return ready
 
 
-def _describe(running: Running, drawn: Mapping[str, str]) -> None:
+def _describe(running: Running, drawn: Mapping[str, str], redis_admin_url: str) -> None:
     document = {
         "gateway_url": running.gateway_url,
         "tenant": DEMO_TENANT,
@@ -304,6 +304,7 @@ def _describe(running: Running, drawn: Mapping[str, str]) -> None:
         "admin_api_key": drawn["admin_api_key"],
         "brokers": running.settings.brokers,
         "redis_url": running.settings.redis_url.get_secret_value(),
+        "redis_admin_url": redis_admin_url,
         "archive": running.settings.archive,
         "cassandra_hosts": running.settings.cassandra_hosts,
         "cassandra_port": running.settings.cassandra_port,

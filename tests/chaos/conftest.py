@@ -51,6 +51,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests on the common stack come last."""
     items.sort(key=lambda item: "common_stack" in getattr(item, "fixturenames", ()))
 
+        assert stack.refused_commands() == []  # of Redis, under the roles' user, since its last start
 
 @pytest.fixture
 def under_traffic(tmp_path: Path, figures: dict[str, Any]) -> UnderTraffic:

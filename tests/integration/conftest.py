@@ -16,6 +16,7 @@ def whole_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackProce
     """A running `qim up`. Shared: use ids of your own and break nothing."""
     with StackProcess(tmp_path_factory.mktemp("whole") / "stack", "--quick") as stack:
         yield stack
+        assert stack.refused_commands() == []  # of Redis, under the roles' user
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

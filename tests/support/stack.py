@@ -12,8 +12,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import redis
+
 from qim_streams.client.discovery import StackAddress, discover
 from qim_streams.embedded.status import RoleStatus, StackStatus, read_status
+from qim_streams.redis_acl import USER
 from tests.support.waiting import eventually_sync
 
 START_S = 150.0
@@ -92,7 +95,21 @@ class StackProcess:
     def client(self) -> dict[str, Any]:
         """What `client.json` says: gateway_url, jwt_secret, ..."""
         content: dict[str, Any] = json.loads((self.state_dir / "client.json").read_text())
-        return content
+        return content | {"redis_url": content["redis_admin_url"]}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What `qim up` was started with: for commands beside it."""
+        return dict(self._env)
+
+    def refused_commands(self) -> list[str]:
+        """What the roles' user was refused by Redis since it was started: should be nothing."""
+        with redis.Redis.from_url(self.client["redis_url"], decode_responses=True) as client:
+            return [
+                f"{row['reason']} {row['object']} ({row['context']}) of {row['username']}"
+                for row in client.acl_log()
+                if row["username"] == USER
+            ]
 
     def address(self) -> StackAddress:
         """How clients reach the stack."""

@@ -50,7 +50,12 @@ def test_cluster_ids_are_random_and_never_look_like_an_option() -> None:
 
 def test_redis_config_is_durable_bounded_and_on_loopback() -> None:
     text = redis_server.render_config(
-        port=6379, data_dir=Path("/data"), password='a"b\\c', appendfsync="always", memory_mb=64
+        port=6379,
+        data_dir=Path("/data"),
+        password='a"b\\c',
+        roles_password="r",
+        appendfsync="always",
+        memory_mb=64,
     )
     lines = text.splitlines()
     for line in (
@@ -68,7 +73,12 @@ def test_redis_config_is_durable_bounded_and_on_loopback() -> None:
 def test_redis_config_refuses_a_second_line_in_a_password() -> None:
     with pytest.raises(EmbeddedError, match="control character"):
         redis_server.render_config(
-            port=1, data_dir=Path("/d"), password="x\nbind 0.0.0.0", appendfsync="everysec", memory_mb=1
+            port=1,
+            data_dir=Path("/d"),
+            password="x\nbind 0.0.0.0",
+            roles_password="r",
+            appendfsync="everysec",
+            memory_mb=1,
         )
 
 
