@@ -325,10 +325,6 @@ class Settings(NotificationSettings, SecuritySettings):
             )
         return text.encode()
 
-    def archive_dir(self) -> Path:
-        """Where the RocksDB archive lives."""
-        return self.archive_rocksdb_dir or self.state_dir / "archive"
-
     @property
     def kafka(self) -> KafkaAccess:
         """How the log is reached."""

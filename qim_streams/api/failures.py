@@ -47,11 +47,8 @@ OWN_CODES: Final = {
     "MESSAGE_NOT_FOUND": OwnCode(606, 404),
     "TOO_MANY_TRACES": OwnCode(607, 429, temporary=True),
     "BAD_REQUEST": OwnCode(608, 400),
-}
     "ROLE_REQUIRED": OwnCode(609, 403),
-    "NO_USER": OwnCode(620, 404),
-    "NO_LETTER": OwnCode(621, 404),
-    "LETTER_DONE": OwnCode(622, 409),
+}
 _STATUS: Final = {
     "NO_CONVERSATION": 404,
     "NO_ROOM": 404,

@@ -28,6 +28,7 @@ def require_key(gate: Gatekeeper) -> Callable[..., Awaitable[None]]:
     """A dependency that lets pass whom `gate` lets, by a key in Authorization: Bearer or X-Api-Key."""
 
     async def check(
+        request: Request,
         bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)],
         header: Annotated[str | None, Depends(_HEADER)],
     ) -> None:

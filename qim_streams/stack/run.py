@@ -141,7 +141,7 @@ async def _run(stack: EmbeddedStack, options: RunOptions, then: Then | None, sta
         await asyncio.to_thread(_apply_topics, settings)
     specs = servers + [_role_spec(role, settings) for role in roles]
     supervisor = Supervisor(specs, state_dir, policy=options.policy)
-    _describe(running, drawn)
+    _describe(running, drawn, stack.redis_url)
     if then is None:
         return await supervisor.run()
     return await _run_then(supervisor, running, then, stay)

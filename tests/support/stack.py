@@ -93,7 +93,7 @@ class StackProcess:
 
     @property
     def client(self) -> dict[str, Any]:
-        """What `client.json` says: gateway_url, jwt_secret, ..."""
+        """What `client.json` says: gateway_url, jwt_secret, ...; `redis_url` is the operator's here."""
         content: dict[str, Any] = json.loads((self.state_dir / "client.json").read_text())
         return content | {"redis_url": content["redis_admin_url"]}
 
