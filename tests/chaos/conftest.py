@@ -45,13 +45,13 @@ def common_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackProc
     """One stack for many modules. Redis syncs at every write: what it acknowledged survives its death."""
     with StackProcess(tmp_path_factory.mktemp("common") / "stack", "--fsync", "always") as stack:
         yield stack
+        assert stack.refused_commands() == []  # of Redis, under the roles' user, since its last start
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests on the common stack come last."""
     items.sort(key=lambda item: "common_stack" in getattr(item, "fixturenames", ()))
 
-        assert stack.refused_commands() == []  # of Redis, under the roles' user, since its last start
 
 @pytest.fixture
 def under_traffic(tmp_path: Path, figures: dict[str, Any]) -> UnderTraffic:
