@@ -24,7 +24,8 @@ time (records per second, CPU µs per record of the client, P50 / P99 of a call 
     aiokafka idempotent     2,200/s 234 µs 0.4/1.6     25,000/s 22 µs 0.6/1.1     109,000/s 7.7 µs 4.5/12.8
 
 Hence linger 0: callers already bring batches, and a timer only adds its length to every call. With four
-calls of 500 in flight librdkafka reaches 240,000 records per second.
+calls of 500 in flight librdkafka reaches 240,000 records per second. What comes for a partition while its
+records are in flight waits for their end and goes with the next request (``partition_queue``).
 
 Spec: §3.4, §4, §14.1.
 """
@@ -46,6 +47,7 @@ from qim_streams.errors import LogAppendError, Outcome, ProducerFatalError, Reco
 from qim_streams.kafka_access import Brokers, access_of
 from qim_streams.log_ports import Outgoing
 from qim_streams.streaming import metrics
+from qim_streams.streaming.partition_queue import PartitionQueue
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +56,8 @@ _OVERHEAD_BYTES = 1_024  # room for keys, headers and the batch frame beside the
 
 
 OutgoingRecord: TypeAlias = Outgoing
+_Item: TypeAlias = "tuple[_Call, int, OutgoingRecord]"
+_Queue: TypeAlias = "PartitionQueue[_Item]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +124,10 @@ class LogProducer:
         self._flush_s = 0.0
         self._fatal: str | None = None
         self._completed: list[_Call] = []
-        self._rejected: deque[tuple[_Call, KafkaError]] = deque()
+        self._rejected: deque[tuple[_Queue, _Call, KafkaError]] = deque()
+        self._purged = False
+        self._lock = threading.Lock()
+        self._queues: dict[tuple[str, int], _Queue] = {}
         self._records = 0
         self._bytes = 0
         self._waiting: deque[tuple[int, int, asyncio.Future[None]]] = deque()
@@ -250,15 +257,26 @@ class LogProducer:
         return future
 
     def _produce(self, call: _Call, records: Sequence[OutgoingRecord]) -> None:
+        queues = self._queues
+        for index, record in enumerate(records):
+            queue = queues.get(record[:2])
+            if queue is None:
+                queue = queues[record[:2]] = PartitionQueue(self._lock)
+            item = (call, index, record)
+            if queue.enter(call, item):
+                self._hand_on(queue, item)
+
+    def _hand_on(self, queue: _Queue, item: _Item) -> None:
+        """Give a record to librdkafka. From either thread."""
         assert self._producer is not None
-        produce, delivered = self._producer.produce, self._delivered
-        for index, (topic, partition, key, value) in enumerate(records):
-            try:
-                produce(topic, value, key, partition, partial(delivered, call, index, partition))
-            except KafkaException as error:
-                self._rejected.append((call, error.args[0]))  # no report will come for it
-            except BufferError:
-                self._rejected.append((call, KafkaError(KafkaError._QUEUE_FULL)))
+        call, index, (topic, partition, key, value) = item
+        report = partial(self._delivered, queue, call, index, partition)
+        try:
+            self._producer.produce(topic, value, key, partition, report)
+        except KafkaException as error:
+            self._rejected.append((queue, call, error.args[0]))  # no report will come for it
+        except BufferError:
+            self._rejected.append((queue, call, KafkaError(KafkaError._QUEUE_FULL)))
 
     # -- the polling thread
 
@@ -269,15 +287,16 @@ class LogProducer:
             producer.poll(_POLL_SECONDS)
             self._hand_over()
         producer.flush(self._flush_s)
+        self._purged = True
         producer.purge()
         producer.poll(0)
         self._hand_over()
 
     def _hand_over(self) -> None:
         while self._rejected:
-            call, error = self._rejected.popleft()
+            queue, call, error = self._rejected.popleft()
             call.error = error
-            self._count_down(call)
+            self._count_down(queue, call)
         if not self._completed:
             return
         completed, self._completed = self._completed, []
@@ -288,7 +307,13 @@ class LogProducer:
             self._stopping = True
 
     def _delivered(
-        self, call: _Call, index: int, partition: int, error: KafkaError | None, message: Any
+        self,
+        queue: _Queue,
+        call: _Call,
+        index: int,
+        partition: int,
+        error: KafkaError | None,
+        message: Any,
     ) -> None:
         if error is None and message.partition() == partition:
             call.offsets[index] = message.offset()
@@ -299,12 +324,17 @@ class LogProducer:
             call.error = error
             if error.fatal():
                 self._fatal = str(error)
-        self._count_down(call)
+        self._count_down(queue, call)
 
-    def _count_down(self, call: _Call) -> None:
+    def _count_down(self, queue: _Queue, call: _Call) -> None:
         call.left -= 1
         if call.left == 0:
             self._completed.append(call)
+        for item in queue.settle():
+            if self._purged:
+                self._rejected.append((queue, item[0], KafkaError(KafkaError._PURGE_QUEUE)))
+            else:
+                self._hand_on(queue, item)
 
     def _on_error(self, error: KafkaError) -> None:
         if error.fatal():

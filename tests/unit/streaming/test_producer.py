@@ -115,6 +115,28 @@ async def test_a_record_too_large_is_refused_before_any_is_produced(log: LogProd
     assert not fake(log).pending
 
 
+async def test_what_comes_behind_records_in_flight_goes_with_the_next_request(log: LogProducer) -> None:
+    """librdkafka's broker thread spins while records wait in it behind a request in flight."""
+    fake(log).acking = False
+    calls = [log.append_nowait(records(2)) for _ in range(3)]
+    other = log.append_nowait(records(1, partition=1))
+    assert [partition for _, partition, _ in fake(log).pending] == [0, 0, 1]
+    fake(log).acking = True
+    assert await asyncio.gather(*calls, other) == [[0, 1], [2, 3], [4, 5], [0]]
+
+
+async def test_what_waits_behind_a_failed_request_goes_all_the_same(log: LogProducer) -> None:
+    fake(log).acking = False
+    first, second = (log.append_nowait(records(1)) for _ in range(2))
+    failed = fake(log).pending.popleft()[2]
+    failed(KafkaError(KafkaError._MSG_TIMED_OUT), None)
+    assert len(fake(log).pending) == 1
+    fake(log).acking = True
+    with pytest.raises(LogAppendError):
+        await first
+    assert await second == [0]
+
+
 async def test_a_full_producer_refuses_at_once_or_makes_wait(log: LogProducer) -> None:
     fake(log).acking = False
     first = log.append_nowait(records(8))
@@ -197,10 +219,11 @@ async def test_a_fatal_error_reaches_every_caller(monkeypatch: pytest.MonkeyPatc
 async def test_a_closed_producer_refuses_and_leaves_no_call_hanging(log: LogProducer) -> None:
     fake(log).acking = False
     call = log.append_nowait(records(1))
+    behind = log.append_nowait(records(1))
     waiting = asyncio.ensure_future(log.append(records(10)))
     await asyncio.sleep(0)
     await log.close(0.05)
-    for future in (call, waiting):
+    for future in (call, behind, waiting):
         with pytest.raises(LogAppendError):
             await future
     with pytest.raises(LogAppendError, match="not running"):
