@@ -18,6 +18,7 @@ import pytest
 from qim_streams.client import ClientOptions, QimClient
 from qim_streams.client.badge_book import Badge
 from qim_streams.client.discovery import StackAddress
+from qim_streams.errors import AdmissionRefused
 from qim_streams.testing.unread_oracle import Facts, Marks, Said, expected_totals, expected_unread
 from qim_streams.wire.frames_sessions import SessionRow
 from tests.chaos.conftest import StartStack, new_seed
@@ -49,6 +50,7 @@ class Talk:
         self.pinned: dict[tuple[str, str], bool] = {}
         self.done = 0
         self._stopping = False
+        self._jobs: list[asyncio.Task[None]] = []
 
     # -- life
 
@@ -80,7 +82,7 @@ class Talk:
     async def going_on(self) -> AsyncIterator[None]:
         """Everybody does something all the time; at the end what was begun is finished."""
         self._stopping = False
-        jobs = [asyncio.create_task(self._live(user)) for user in self.users]
+        self._jobs = jobs = [asyncio.create_task(self._live(user)) for user in self.users]
         try:
             yield
             self._stopping = True
@@ -92,9 +94,16 @@ class Talk:
             await asyncio.gather(*jobs, return_exceptions=True)
 
     async def more(self, count: int) -> None:
-        """Until so many more things were done."""
+        """Until so many more things were done. Whoever cannot go on says why, at once."""
         wanted = self.done + count
-        await eventually(lambda: self.done >= wanted, HEAL_S, f"{count} more actions")
+
+        def is_done() -> bool:
+            for job in self._jobs:
+                if job.done():
+                    job.result()
+            return self.done >= wanted
+
+        await eventually(is_done, HEAL_S, f"{count} more actions")
 
     # -- what a user does
 
@@ -121,7 +130,12 @@ class Talk:
         ]
         if mine:
             target = self.chance.choice(mine[-5:])
-            receipt = await client.recall(chat, target.seq, timeout_s=HEAL_S)
+            try:
+                receipt = await client.recall(chat, target.seq, timeout_s=HEAL_S)
+            except AdmissionRefused as refused:
+                if refused.code != "CHANGE_TOO_LATE":
+                    raise
+                return  # it was said long ago, when kills and a busy machine made all this slow: it stands
             target.recalled = True
             self.facts[chat].said.append(Said(receipt.conversation_seq, user, operation=True))
 

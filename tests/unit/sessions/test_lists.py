@@ -5,12 +5,21 @@ import pytest
 from qim_streams.archive.ports import ArchivedMessage
 from qim_streams.errors import AdmissionRefused
 from qim_streams.mentions import Mentions
+from qim_streams.placement import mailbox_shard
 from qim_streams.records import decode_message
 from qim_streams.sessions import badges
+from qim_streams.sessions.badge_ports import BadgeQuery
+from qim_streams.sessions.badges import Badges
+from qim_streams.sessions.positions import Positions
 from qim_streams.sessions.projection_records import Checkpoint
+from qim_streams.sessions.restoring import RestoredStates
+from qim_streams.sessions.rows import Rows
 from qim_streams.sessions.rules import Totals
+from qim_streams.sessions.session_rebuild import SessionRebuild
+from qim_streams.sessions.tails import Tails
+from qim_streams.testing.memory_sessions import MemoryConversationHeads
 from tests.support.history_world import TENANT
-from tests.support.session_world import SHARDS, SessionWorld
+from tests.support.session_world import SHARDS, NoActivity, SessionWorld
 
 ALWAYS = ((0, None),)
 
@@ -122,7 +131,7 @@ async def test_deleted_messages_do_not_count_and_are_not_shown(world: SessionWor
 
 
 async def test_a_former_member_has_nothing_unread(world: SessionWorld) -> None:
-    """F16: whoever has left has no badge for it; what he may still see is shown."""
+    """Whoever has left has no badge for it; what he may still see is shown."""
     chat = await chat_of(world, "ann", "ben")
     world.say(chat, "ben", 4)
     world.past.end("ann", 4, chat)
@@ -131,6 +140,46 @@ async def test_a_former_member_has_nothing_unread(world: SessionWorld) -> None:
     assert (row.unread.messages, row.unread.exact, row.view.is_active) == (0, True, False)
     assert row.last is not None
     assert row.last.seq == 4
+
+
+async def test_f16_a_badge_is_nothing_after_reading_trimming_and_leaving(world: SessionWorld) -> None:
+    """F16: read, all gone from the hot tier, left: 0 each time, and the same when it is counted afresh."""
+    chat = await chat_of(world, "ann", "ben")
+    actor = world.actor("ann")
+
+    async def counted() -> tuple[int, int, bool]:
+        """Unread by who kept something and by who knows nothing; whether all of it is counted."""
+        afresh = Badges(world.states, world.past.archive, *fresh_reading(world))
+        kept = (await world.badges.totals(actor.user, actor.shard)).totals
+        (badge,) = await afresh.badges([BadgeQuery(actor.user, actor.shard)])
+        return kept.unread, badge.unread, kept.complete and badge.exact
+
+    last = world.say(chat, "ben", 6)
+    assert await counted() == (6, 6, True)
+    await world.actions.mark_read(actor, chat, last)
+    assert await counted() == (0, 0, True)
+    await world.past.archive_up_to(last, chat)
+    world.past.trim(*range(1, last + 1), chat=chat)
+    assert await counted() == (0, 0, True)
+    world.say(chat, "ben", 3)
+    assert await counted() == (3, 3, True)
+    world.past.end("ann", last + 3, chat)
+    assert await counted() == (0, 0, True)
+
+
+def fresh_reading(world: SessionWorld) -> tuple[Rows, Positions]:
+    """What another process reads with, over the same stores."""
+    heads = MemoryConversationHeads(world.past.tier)
+    rows = Rows(heads, Tails(world.past.store, world.past.archive), world.states)
+    rebuild = SessionRebuild(
+        store=world.projection,
+        rebuilds=world.projection,
+        mailboxes=world.mailboxes,
+        known=NoActivity(),
+        shard_of=lambda tenant, user, _: mailbox_shard(tenant, user, SHARDS),
+    )
+    restored = RestoredStates(world.states, world.past.archive)
+    return rows, Positions(world.mailboxes, world.projection, rebuild, restored)
 
 
 async def test_what_is_not_settled_counts_and_is_not_shown(world: SessionWorld) -> None:
