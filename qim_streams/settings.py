@@ -273,6 +273,10 @@ class Settings(NotificationSettings, SecuritySettings):
     # -- api
     api_host: str = _setting("127.0.0.1", "api", "address of the HTTP admin API")
     api_port: int = _setting(8081, "api", "port of the HTTP admin API; 0 = any free", ge=0, le=65535)
+    console_enabled: bool = _setting(True, "api", "serve the operator's console, below /console/")
+    console_workers: str = _setting(
+        "", "api", "web views of the workers that the console reads, URLs with commas; empty = none"
+    )
 
     @model_validator(mode="before")
     @classmethod

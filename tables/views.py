@@ -61,21 +61,21 @@ class BadQuery(ValueError):
 
 def parse_query(view: TableView, fields: Mapping[str, str], served: Sequence[int]) -> Query:
     """The request's fields; BadQuery names the one that is wrong."""
-    limit = _number(fields, "limit", LIMIT_DEFAULT)
+    limit = number_of(fields, "limit", LIMIT_DEFAULT)
     if not 1 <= limit <= LIMIT_MAX:
         raise BadQuery(f"limit: must be 1 to {LIMIT_MAX}")
-    partition = _number(fields, "partition", None)
+    partition = number_of(fields, "partition", None)
     partitions = list(served) if partition is None else [partition]
     start = view.first_key
     if "offset" in fields:
         if view.start_of is None:
             raise BadQuery(f"offset: table {view.name} has no offsets")
-        start = view.start_of(_number(fields, "offset", 0))
+        start = view.start_of(number_of(fields, "offset", 0))
     if ("after" in fields) != ("from" in fields):
         raise BadQuery("after, from: give both, as `next` of the answer before has them")
     if "after" not in fields:
         return Query(partitions, start, None, limit)
-    resumed = _number(fields, "from", 0)
+    resumed = number_of(fields, "from", 0)
     try:
         after = bytes.fromhex(fields["after"])
     except ValueError:
@@ -83,7 +83,8 @@ def parse_query(view: TableView, fields: Mapping[str, str], served: Sequence[int
     return Query([one for one in partitions if one >= resumed], start, after, limit)
 
 
-def _number(fields: Mapping[str, str], name: str, default: Any) -> Any:
+def number_of(fields: Mapping[str, str], name: str, default: Any) -> Any:
+    """A field that is a number, `default` where it is not given; BadQuery names it."""
     text = fields.get(name)
     if text is None:
         return default

@@ -12,6 +12,7 @@ from qim_streams import __version__
 from qim_streams.admin.http import Audited, Gatekeeper
 from qim_streams.admin.keys import AdminKeys
 from qim_streams.api import failures, page
+from qim_streams.api.console import console_files, console_routes
 from qim_streams.api.conversations import conversation_routes
 from qim_streams.api.groups import group_routes
 from qim_streams.api.guard import BodyLimit, require_key
@@ -58,6 +59,7 @@ def build_routes(deps: ApiDeps) -> FastAPI:
         tenant_routes(deps.rules),
         *([] if deps.rooms is None else [room_routes(deps.rooms)]),
         *([] if deps.push is None else [push_routes(deps.push)]),
+        *([] if deps.console is None else console_routes(deps.console)),
     ]
     admins = deps.admins or AdminKeys(deps.api_key, None)
     guard = Depends(require_key(Gatekeeper(admins, deps.audit)))
@@ -67,6 +69,9 @@ def build_routes(deps: ApiDeps) -> FastAPI:
             dependencies=[guard],
             responses={"4XX": {"model": FailureAnswer}, "5XX": {"model": FailureAnswer}},
         )
+
+    if deps.console is not None:
+        app.include_router(console_files(deps.console.gateways))
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:

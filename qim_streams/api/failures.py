@@ -12,6 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from qim_streams.console.refusals import ConsoleRefusal
 from qim_streams.errors import POLICY, Policy, ProtocolError, QimError
 from qim_streams.wire import answers
 
@@ -48,6 +49,9 @@ OWN_CODES: Final = {
     "TOO_MANY_TRACES": OwnCode(607, 429, temporary=True),
     "BAD_REQUEST": OwnCode(608, 400),
     "ROLE_REQUIRED": OwnCode(609, 403),
+    "NO_USER": OwnCode(620, 404),
+    "NO_LETTER": OwnCode(621, 404),
+    "LETTER_DONE": OwnCode(622, 409),
 }
 _STATUS: Final = {
     "NO_CONVERSATION": 404,
@@ -66,7 +70,7 @@ TRACE_RETRY_MS: Final = 2_000
 
 def answer(failure: BaseException) -> JSONResponse:
     """The answer to a request that ended with `failure`."""
-    if isinstance(failure, ApiRefusal):
+    if isinstance(failure, ApiRefusal | ConsoleRefusal):
         return own(failure.name, failure.detail, failure.field)
     frame = answers.error_for(failure)
     body = {

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from qim_streams.admin.audit import AuditLog
 from qim_streams.admin.keys import AdminKeys
+from qim_streams.console.services import ConsoleDeps
 from qim_streams.membership.commands import GroupCommand, GroupState
 from qim_streams.membership.ports import Conversation
 from qim_streams.notification.records import PushDevice, PushSettings
@@ -95,7 +96,8 @@ Probe = Callable[[], Awaitable[object]]
 class ApiDeps:
     """Everything the API uses. `mint` is None where no HS256 secret is configured.
 
-    `new_group_id` makes the id of a group that was asked for without one; `push` is None where it is off.
+    `new_group_id` makes the id of a group that was asked for without one; `push` is None where it is off,
+    `console` where the console is.
     """
 
     api_key: bytes
@@ -110,3 +112,4 @@ class ApiDeps:
     audit: AuditLog | None = None
     rooms: RoomAdmin | None = None
     push: PushAdmin | None = None
+    console: ConsoleDeps | None = None

@@ -11,6 +11,7 @@ Spec: §6.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from pyroaring import BitMap
@@ -182,6 +183,20 @@ class OnlineDevices:
         if connection_shards is None:
             return self._epochs.live(devices)
         return self._epochs.live([one for one in devices if one.connection_shard in connection_shards])
+
+    def of_user(self, tenant_id: str, ordinal: int) -> list[Device]:
+        """The devices of a user, live or not."""
+        tenant = self._tenants.get(tenant_id)
+        return list(tenant.devices.get(ordinal, {}).values()) if tenant is not None else []
+
+    def stretch(self, skip: int, limit: int) -> tuple[list[Device], bool]:
+        """Up to `limit` devices behind the first `skip`, as they came; whether there are more."""
+        found = list(islice(self._sessions.values(), skip, skip + limit + 1))
+        return found[:limit], len(found) > limit
+
+    def live_among(self, devices: Iterable[Device]) -> list[Device]:
+        """Those of `devices` whose gateway still holds its lease."""
+        return self._epochs.live(devices)
 
     def purge(self) -> int:
         """Drop devices whose gateway's lease has passed on; how many."""

@@ -102,6 +102,10 @@ class PushStage:
             await self._offline.close()
         await self.detach(frozenset(self._online))
 
+    def online(self) -> Mapping[int, OnlineDevices]:
+        """The devices of each shard that is served here, for people."""
+        return self._online
+
     # -- push
 
     async def push(self, work: Sequence[tuple[Shard, Sequence[Addressed]]]) -> None:

@@ -27,6 +27,7 @@ from qim_streams.membership.redis_store import RedisMembershipStore
 from qim_streams.ownership.redis_leases import RedisLeaseStore
 from qim_streams.quotas.redis_quotas import RedisTenantRules
 from qim_streams.redis_tier import RedisClient, connect, translated
+from qim_streams.roles.console import console
 from qim_streams.roles.push_admin import operators_push
 from qim_streams.roles.room_admin import LinkedRooms
 from qim_streams.roles.session_lists import compose_entering
@@ -63,8 +64,9 @@ async def run_api(settings: Settings, stop: asyncio.Event) -> None:
             watched(settings) as watch,
             tracing(settings, redis) as trace,
             operators_push(settings, redis, NODE_PREFIX + settings.node_id) as push,
+            console(settings, redis, trace) as shown,
         ):
-            deps = replace(_deps(settings, key, redis, links, rooms, trace), push=push)
+            deps = replace(_deps(settings, key, redis, links, rooms, trace), push=push, console=shown)
             deps = replace(deps, admins=admins, audit=audit)
             await serve(build_api(deps), listener, stop, api_server(settings, watch))
     finally:

@@ -3,6 +3,7 @@
 Spec: §5, §6, §11.
 """
 
+from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -27,6 +28,7 @@ from qim_streams.membership.redis_reader import RedisMembershipReader
 from qim_streams.ownership.boot import Boot
 from qim_streams.ownership.redis_leases import RedisLeaseStore
 from qim_streams.push.bodies import CommonBodies
+from qim_streams.push.presence import OnlineDevices
 from qim_streams.push.presence_follower import PresenceFollower
 from qim_streams.push.service import PushStage
 from qim_streams.redis_tier import RedisClient, connect
@@ -53,7 +55,7 @@ from qim_streams.streaming.source import served_by
 from qim_streams.streaming.spec import AppSpec
 from qim_streams.streaming.table import AckedTable
 from qim_streams.streaming.web import add_standard_pages
-from tables import dispatch_progress, lane_watermarks
+from tables import dispatch_progress, lane_watermarks, presence
 from tables.views import add_table_views
 
 ROLE = "mailbox-node"
@@ -179,6 +181,10 @@ class _MailboxRole:
         if self._boot is not None:
             self._boot.release()
 
+    def online(self) -> Mapping[int, OnlineDevices]:
+        """The devices of each shard that is served here; none before it was opened."""
+        return {} if self._pusher is None else self._pusher.online()
+
     @property
     def service(self) -> MailboxMaterialiser:
         """The service; it exists before the worker joins its group."""
@@ -210,5 +216,6 @@ def build_mailbox(settings: Settings | None = None) -> MailboxWorker:
     add_table_views(
         app, [(dispatch_progress.VIEW, progress, shards), (lane_watermarks.VIEW, watermarks, shards)]
     )
+    presence.add_presence_view(app, role)
     watch_redis(app, settings)
     return MailboxWorker(app, lanes, progress, watermarks)

@@ -134,6 +134,13 @@ def plan_roles(
             "QIM_CASSANDRA_HOSTS": "127.0.0.1",
             "QIM_CASSANDRA_PORT": str(addresses.cassandra_port),
         }
+    if options.web:
+        views = [
+            f"http://127.0.0.1:{ports.get(name, 0)}"
+            for name, role, _ in role_names(options)
+            if role in STREAM_ROLES
+        ]
+        shared["QIM_CONSOLE_WORKERS"] = ",".join(views)
     plans = []
     for name, role, slot in role_names(options):
         state_dir = options.state_dir / "roles" / name

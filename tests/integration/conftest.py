@@ -14,7 +14,7 @@ from tests.support.stack import StackProcess
 @pytest.fixture(scope="session")
 def whole_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackProcess]:
     """A running `qim up`. Shared: use ids of your own and break nothing."""
-    with StackProcess(tmp_path_factory.mktemp("whole") / "stack", "--quick") as stack:
+    with StackProcess(tmp_path_factory.mktemp("whole") / "stack", "--quick", "--web") as stack:
         yield stack
         assert stack.refused_commands() == []  # of Redis, under the roles' user
 

@@ -19,6 +19,7 @@ import pytest
 
 from qim_streams.cli import main
 from qim_streams.commit import keys
+from qim_streams.console import redis_letters
 from qim_streams.gateway import redis_devices
 from qim_streams.mailbox import redis_store, redis_trim
 from qim_streams.membership import redis_directory
@@ -279,6 +280,7 @@ def test_the_table_of_keys_is_that_of_the_code() -> None:
         room_store,
         redis_projection,
         redis_quotas,
+        redis_letters,
     ):
         expected |= keys_in(module.__doc__ or "")
     expected |= {f"{{o:<tenant>:<lane>}}:{what}" for what in ("ids", "names", "next", "run")}

@@ -1,0 +1,93 @@
+"""The log of dead letters on Kafka, and appends of records that are given back.
+
+Reading goes through the trace's reader (no group, nothing committed), appending through a producer that lives
+as long as one append: it happens when an operator says so.
+
+Spec: §11.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+from confluent_kafka import KafkaException, Producer
+
+from qim_streams.console.dead_letters import Letter, Stored
+from qim_streams.errors import Outcome, RecordError, StoreUnavailable
+from qim_streams.kafka_access import Brokers, access_of
+from qim_streams.streaming.dead_letter import DEAD_LETTER_TOPIC, DeadLetter
+from qim_streams.trace.kafka_log import KafkaLogReader
+from qim_streams.trace.ports import LogEntry
+from qim_streams.trace.progress import FAR_FUTURE_MS
+
+APPEND_S: Final = 10.0
+
+log = logging.getLogger(__name__)
+
+
+class KafkaLetterLog:
+    """`LetterLog` on Kafka. The reader stays the caller's."""
+
+    def __init__(self, brokers: Brokers, reader: KafkaLogReader) -> None:
+        self._brokers, self._reader = brokers, reader
+
+    async def ranges(self) -> list[tuple[int, int]]:
+        """See `LetterLog.ranges`."""
+        partitions = list(range(await self._reader.partitions(DEAD_LETTER_TOPIC)))
+        begins = await self._reader.offsets_at(DEAD_LETTER_TOPIC, partitions, 0)
+        ends = await self._reader.offsets_at(DEAD_LETTER_TOPIC, partitions, FAR_FUTURE_MS)
+        return [(begins[one], ends[one]) for one in partitions]
+
+    async def read(self, spans: Mapping[int, tuple[int, int]]) -> list[Stored]:
+        """See `LetterLog.read`."""
+        found: list[Stored] = []
+
+        def visit(entry: LogEntry) -> bool:
+            end = spans[entry.partition][1]
+            if entry.offset < end:
+                found.append(decoded(entry.partition, entry.offset, entry.value))
+            return entry.offset + 1 >= end
+
+        starts = {partition: begin for partition, (begin, _) in spans.items()}
+        most = sum(end - begin for begin, end in spans.values()) + len(spans)
+        await self._reader.scan(DEAD_LETTER_TOPIC, starts, visit, most)
+        return found
+
+    async def append(self, topic: str, partition: int, key: bytes | None, value: bytes | None) -> int:
+        """See `LetterLog.append`."""
+        return await asyncio.to_thread(self._append, topic, partition, key, value)
+
+    def _append(self, topic: str, partition: int, key: bytes | None, value: bytes | None) -> int:
+        found: list[Any] = []
+        producer = Producer(
+            {
+                **access_of(self._brokers).librdkafka(),
+                "client.id": "qim-console",
+                "enable.idempotence": True,
+                "acks": "all",
+                "delivery.timeout.ms": int(APPEND_S * 1000),
+            },
+            logger=log,
+        )
+        where = f"{topic}[{partition}]"
+        try:
+            producer.produce(
+                topic, value, key, partition=partition, on_delivery=lambda *told: found.append(told)
+            )
+            producer.flush(APPEND_S + 5)
+        except (KafkaException, BufferError) as error:
+            raise StoreUnavailable(f"{where}: {error}", Outcome.UNKNOWN) from error
+        refused, message = found[0] if found else ("no answer", None)
+        if refused is not None or message is None:
+            raise StoreUnavailable(f"{where}: {refused}", Outcome.UNKNOWN)
+        return int(message.offset())
+
+
+def decoded(partition: int, offset: int, value: bytes | None) -> Stored:
+    """A record of the log of dead letters."""
+    try:
+        found = DeadLetter.decode(value or b"")
+    except RecordError:
+        return Stored(partition, offset, None)
+    return Stored(partition, offset, Letter(*(getattr(found, name) for name in Letter._fields)))

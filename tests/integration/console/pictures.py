@@ -1,0 +1,104 @@
+"""Takes the pictures of the README: ``python -m tests.integration.console.pictures [DIRECTORY]``.
+
+It starts a stack of its own, lets people talk, breaks a record on purpose, and photographs the pages.
+"""
+
+import asyncio
+import sys
+import tempfile
+from pathlib import Path
+
+from qim_streams.client import QimClient
+from qim_streams.sharding.kafka_mapping import append_record
+from tests.integration.console.browsing import Browser, Tab, browser, missing
+from tests.support.stack import StackProcess
+
+SIZE = {"width": 1200, "height": 720}
+TENANT = "acme"
+
+
+async def talk(client: dict[str, str], tokens: dict[str, str], rounds: int) -> tuple[str, str]:
+    """People of a group and of direct chats; the id of the last message to the group, and the group."""
+    people = [QimClient(client["gateway_url"], token, f"{user}-phone") for user, token in tokens.items()]
+    await asyncio.gather(*(one.connect(90) for one in people))
+    for number in range(rounds):
+        for one in people:
+            last = await one.send(f"news {number}".encode(), conversation_id="team")
+        await asyncio.gather(*(people[0].send(b"hi", to_user_id=user) for user in list(tokens)[1:]))
+    for one in people:
+        await one.close()
+    return last.message_id.hex(), last.conversation_id
+
+
+def prepare(stack: StackProcess) -> tuple[str, str]:
+    """A tenant with something in it."""
+    import httpx
+
+    client = stack.client
+    headers = {"Authorization": f"Bearer {client['admin_api_key']}"}
+    with httpx.Client(
+        base_url=f"{client['admin_url']}/v1/tenants/{TENANT}/", headers=headers, timeout=60
+    ) as api:
+        users = ["ann", "ben", "cleo", "dora", "eli", "fay"]
+        body = {"conversation_id": "team", "name": "The team", "owner": "ann", "members": users}
+        api.post("groups", json=body).raise_for_status()
+        tokens = {user: api.post("tokens", json={"user_id": user}).json()["access_token"] for user in users}
+    for partition, words in ((1, b"not a dispatch"), (4, b"nor this")):
+        append_record(client["brokers"], "qim.dispatch.v1", partition, b"broken", words)
+    append_record(client["brokers"], "qim.outbox.v1", 0, b"broken", b"not a message")
+    return asyncio.run(talk(client, tokens, 8))
+
+
+def photograph(opened: Browser, message: str, conversation: str, directory: Path) -> None:
+    """Every picture."""
+
+    def take(tab: Tab, name: str) -> None:
+        tab.page.screenshot(path=directory / f"{name}.png")
+
+    with opened.tab(**SIZE) as tab:
+        tab.go("#/topology")
+        tab.page.wait_for_timeout(8_000)
+        take(tab, "topology")
+    with opened.tab(**SIZE, dark=True) as tab:
+        tab.go("#/tables")
+        tab.until("() => document.querySelectorAll('.lanes').length > 7")
+        take(tab, "lanes")
+    with opened.tab(**SIZE) as tab:
+        tab.go(f"#/trace?tenant={TENANT}&message={message}&conversation={conversation}")
+        tab.sees("ARCHIVED")
+        take(tab, "trace")
+    with opened.tab(**SIZE, dark=True) as tab:
+        tab.go("#/letters")
+        tab.sees("Give back")
+        take(tab, "letters")
+    with opened.tab(**SIZE) as first, opened.tab(**SIZE) as second:
+        for tab, user, peer in ((first, "gus", "hal"), (second, "hal", "gus")):
+            tab.go(f"chat#tenant={TENANT}&user={user}&with={peer}")
+            tab.sees("online", within=".page-head")
+        for tab, words in (
+            (first, "Is the pipeline up?"),
+            (second, "It is. This went through gateway, writer, fan-out and mailbox."),
+            (first, "And back, in order."),
+        ):
+            tab.page.get_by_label("Message", exact=True).fill(words)
+            tab.page.keyboard.press("Enter")
+            first.sees(words, within=".log")
+            second.sees(words, within=".log")
+        take(first, "chat")
+
+
+def main() -> None:
+    """Take them."""
+    why = missing()
+    if why is not None:
+        sys.exit(why)
+    directory = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/images")
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as state, StackProcess(Path(state) / "stack", "--web") as stack:
+        message, conversation = prepare(stack)
+        with browser(stack.client["admin_url"], stack.client["admin_api_key"]) as opened:
+            photograph(opened, message, conversation, directory)
+
+
+if __name__ == "__main__":
+    main()
