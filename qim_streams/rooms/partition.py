@@ -72,12 +72,17 @@ class RoomPartition:
     # -- life
 
     async def run(self) -> None:
-        """Until cancelled, or until somebody else owns the partition."""
+        """Until cancelled or closed, or until somebody else owns the partition.
+
+        A cancellation may be lost on the way: `asyncio.wait_for` of Python 3.11, which drivers use, drops one
+        that comes when its work is just done. So a closed partition ends by itself, too.
+        """
         try:
             await self._take_over()
-            while True:
+            while not self.closed:
                 await asyncio.sleep(CHECKPOINT_S)
-                await self.checkpoint()
+                if not self.closed:
+                    await self.checkpoint()
         except FencedError as error:
             log.warning("room partition %d: %s", self.number, error)
             self.close()
@@ -117,7 +122,7 @@ class RoomPartition:
     # -- takeover
 
     async def _take_over(self) -> None:
-        while not self.ready.is_set():
+        while not (self.ready.is_set() or self.closed):
             try:
                 await self._recover()
             except FencedError:
@@ -125,7 +130,8 @@ class RoomPartition:
             except QimError as error:
                 log.warning("room partition %d: not taken over yet: %s", self.number, error)
                 await asyncio.sleep(RETRY_S)
-        log.info("room partition %d: served under epoch %d", self.number, self.epoch)
+        if not self.closed:
+            log.info("room partition %d: served under epoch %d", self.number, self.epoch)
 
     async def _recover(self) -> None:
         self._rooms.clear()

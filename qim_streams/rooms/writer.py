@@ -96,8 +96,10 @@ class RoomWriter:
         return list(self._tasks.values())
 
     def _fenced(self, number: int, epoch: int) -> None:
-        self._partitions.pop(number, None)
-        self._tasks.pop(number, None)
+        partition = self._partitions.get(number)
+        if partition is not None and partition.epoch == epoch:  # else it is ours again, under a newer one
+            del self._partitions[number]
+            self._tasks.pop(number, None)
         self._on_fenced(number, epoch)
 
     # -- requests

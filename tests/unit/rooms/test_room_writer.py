@@ -1,13 +1,15 @@
 """RoomWriter on stores in memory: numbers, windows, takeovers, fences (Spec: §10; J4)."""
 
 import asyncio
+import contextlib
 
 import pytest
 
 from qim_streams.errors import AdmissionRefused, StoreUnavailable
+from qim_streams.ownership.ports import Grant
 from qim_streams.rooms.records import LogFence, RoomKind, RoomRecord, decode_room, owner_mark
 from qim_streams.rooms.window import REMEMBERED_MAX, Window
-from tests.support.room_world import TENANT, RoomWorld, partition_of
+from tests.support.room_world import TENANT, MemoryRoomStore, RoomWorld, partition_of
 from tests.support.waiting import eventually
 
 
@@ -235,3 +237,52 @@ def test_records_survive_their_bytes_and_damage_is_told() -> None:
     for data in (b"", b"\x01\x90", record.encode()[:-3], record._replace(message_id=b"x").encode()):
         with pytest.raises(RecordError):
             decode_room(data)
+
+
+class Forgetful(MemoryRoomStore):
+    """Drops a cancellation that comes while it answers, as a driver on `asyncio.wait_for` may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.answer = asyncio.Event(), asyncio.Event()
+
+    async def position(self, partition: int) -> int:
+        """The first caller waits for `answer`."""
+        if not self.asked.is_set():
+            self.asked.set()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self.answer.wait()
+        return await super().position(partition)
+
+
+async def test_an_owner_that_lost_its_partition_takes_nothing_from_its_successor() -> None:
+    """Frozen in its takeover, woken, replaced by itself under a newer epoch; its cancellation is lost."""
+    world = RoomWorld()
+    store = world.store = Forgetful()
+    number = partition_of(TENANT, "lobby")
+    world.writer = writer = world.new_writer()
+    store.epochs[number] = 1
+    writer.grant(Grant(f"rm:{number}", 1))
+    await store.asked.wait()
+    (old,) = writer.tasks()
+    writer.revoke(number)
+    store.epochs[number] = 2
+    writer.grant(Grant(f"rm:{number}", 2))
+    await eventually(lambda: writer.ready == [number], 60, "the newer epoch to be served")
+    await eventually(old.done, 60, "the old owner to end")
+    await world.make()
+    assert (await world.say("lobby", "still here")).epoch == 2
+    marks = [record.epoch for row in world.log.rows[number] if not (record := decode_room(row[2])).room_id]
+    assert marks == [1, 2], "the old owner put its mark behind that of its successor"
+    world.kill()
+
+
+async def test_a_late_refusal_of_an_old_epoch_ends_no_newer_one() -> None:
+    world = RoomWorld()
+    writer = await world.take_over()
+    number = partition_of(TENANT, "lobby")
+    writer._fenced(number, world.store.epochs[number] - 1)
+    assert number in writer.ready
+    writer._fenced(number, world.store.epochs[number])
+    assert number not in writer.ready
+    world.kill()
