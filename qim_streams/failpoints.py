@@ -84,6 +84,7 @@ NAMES = frozenset(
         "rooms.record_written",
         "rooms.checkpoint_noted",
         "webhook.delivered",
+        "shard.planned",
         "shard.prepared",
         "shard.marked_some",
         "shard.all_marked",

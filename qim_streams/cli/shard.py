@@ -20,6 +20,7 @@ from qim_streams.errors import ConfigError
 if TYPE_CHECKING:
     from qim_streams.roles.splitting import Splitting
     from qim_streams.sharding.operation import Standing
+    from qim_streams.sharding.rules import Placement
 
 _STATE_DIR = click.option(
     "--state-dir",
@@ -51,13 +52,25 @@ def status(state_dir: Path | None, as_json: bool) -> None:
 @_STATE_DIR
 @click.option("--shard", "shards", type=int, multiple=True, help="a shard to split; repeat. Default: all")
 @click.option("--dry-run", is_flag=True, help="show what would be done; change nothing")
-def split(state_dir: Path | None, shards: tuple[int, ...], dry_run: bool) -> None:
+@click.option(
+    "--to-version", type=int, help="the mapping version it makes (`status` says where it stands, +1)"
+)
+@click.option("--abort", is_flag=True, help="abandon a split that was interrupted before it was prepared")
+def split(
+    state_dir: Path | None, shards: tuple[int, ...], dry_run: bool, to_version: int | None, abort: bool
+) -> None:
     """Split shards: half of the users of each move to a new one. Goes on with a split that was interrupted.
 
-    May be killed and repeated at any time, and given twice at once. Users who move hear nothing for about a
-    second; all others are not touched. A split that was begun is not taken back.
+    May be killed and repeated at any time, and given twice at once. Repeated when it was done all the same it
+    begins another split, unless --to-version says which one is meant. Users who move hear nothing for about a
+    second; all others are not touched. A split that has begun to mark the log is not taken back.
     """
-    run_command(_split(state_dir, shards, dry_run=dry_run))
+    if abort:
+        if shards or dry_run or to_version is not None:
+            raise click.UsageError("--abort stands alone: what was planned is abandoned as a whole")
+        run_command(_abort(state_dir))
+        return
+    run_command(_split(state_dir, shards, dry_run=dry_run, to_version=to_version))
 
 
 @asynccontextmanager
@@ -130,9 +143,24 @@ def _text(found: dict[str, Any]) -> str:
     )
 
 
-async def _split(state_dir: Path | None, shards: Sequence[int], *, dry_run: bool) -> None:
+def _is_done(placement: "Placement", to_version: int | None) -> bool:
+    """Whether the split that was asked for was made before. ConfigError: it cannot be the next one."""
+    stands = len(placement.mapping.splits)
+    if to_version is not None and not 1 <= to_version <= stands + 1:
+        raise ConfigError(
+            f"--to-version {to_version}: the mapping is at version {stands}, next is {stands + 1}"
+        )
+    return to_version is not None and to_version <= placement.version
+
+
+async def _split(
+    state_dir: Path | None, shards: Sequence[int], *, dry_run: bool, to_version: int | None
+) -> None:
     async with _opened(state_dir) as found:
         placement = await found.mappings.load()
+        if _is_done(placement, to_version):
+            click.echo(f"mapping version {to_version} was made before; {placement.shards} shards")
+            return
         under_way = placement.mapping.under_way
         if under_way is not None:
             click.echo(f"going on with the split to mapping version {under_way.version}", err=True)
@@ -143,10 +171,16 @@ async def _split(state_dir: Path | None, shards: Sequence[int], *, dry_run: bool
             click.echo(f"{len(split.begins)} Outbox partitions would be marked; nothing was changed")
             return
         if under_way is None:
-            split = await found.operation.prepare(shards or range(placement.shards))
-            click.echo(f"prepared mapping version {split.version}: {len(split.pairs)} new shards", err=True)
+            split = await found.operation.begin(shards or range(placement.shards))
+            click.echo(f"planned mapping version {split.version}: {len(split.pairs)} new shards", err=True)
         await found.operation.run(_say)
         click.echo(f"{found.mappings.current.shards} shards")
+
+
+async def _abort(state_dir: Path | None) -> None:
+    async with _opened(state_dir) as found:
+        split = await found.operation.abort()
+        click.echo(f"the split to mapping version {split.version} is abandoned; nobody was moved")
 
 
 def _say(stands: "Standing") -> None:

@@ -13,7 +13,7 @@ from typing import Final
 
 from qim_streams.codec import Layout, pack_fields
 from qim_streams.errors import ConfigError, RecordError
-from qim_streams.sharding.rules import Pair, ShardMapping, Split, Step
+from qim_streams.sharding.rules import Pair, ShardMapping, Split, Step, without_pairs
 
 MAPPING_TOPIC: Final = "qim.mapping.v1"
 
@@ -71,8 +71,10 @@ def continues(before: ShardMapping, after: ShardMapping) -> bool:
         return False
     was, now = before.splits, after.splits
     if len(now) == len(was) + 1:
-        return now[:-1] == was and before.under_way is None and now[-1].step is Step.PREPARED
+        return now[:-1] == was and before.under_way is None and now[-1].step <= Step.PREPARED
     if len(now) != len(was) or not was or now[:-1] != was[:-1]:
         return False
+    if was[-1].step is Step.PLANNED and now[-1] == without_pairs(was[-1]):
+        return True  # abandoned
     same = now[-1].pairs == was[-1].pairs and now[-1].begins == was[-1].begins
     return same and now[-1].step == was[-1].step + 1

@@ -1,7 +1,7 @@
 """The marker of a split in the Outbox: where a partition changes to the next mapping version.
 
-What lies before the first marker of version v in a partition is dispatched by version v - 1 at most, what
-lies behind it by v. Whoever reads the partition, late, twice or long dead to the others, reads the marker
+What lies before the first marker of version v in a partition is dispatched by an earlier version, what lies
+behind it by v. Whoever reads the partition, late, twice or long dead to the others, reads the marker
 before the first record of the version and draws the line at the same place: no clock and no agreement is
 part of it.
 
@@ -41,6 +41,8 @@ def marked_version(key: bytes | None, value: bytes | None) -> int | None:
 
 
 def behind(version: int, key: bytes | None, value: bytes | None) -> int:
-    """The version behind a record, which stands at `version` before it. Versions come one after the other."""
-    marked = marked_version(key, value)
-    return version + 1 if marked == version + 1 else version
+    """The version behind a record, which stands at `version` before it.
+
+    Versions only grow, and those of splits that were abandoned have no marker: they are passed over.
+    """
+    return max(version, marked_version(key, value) or 0)

@@ -2,17 +2,18 @@
 
 What has been done is in the logs and nowhere else, so a run begins with looking and goes on from there:
 
-1. *prepare*: the pairs, written down. From here on everybody can learn the next version.
-2. *mark*: a marker in every Outbox partition. What lies behind it is dispatched by the next version; one that
+1. *plan*: the pairs, written down. Until the next step is, it can be abandoned.
+2. *prepare*: that it is done. From here on everybody can learn the next version.
+3. *mark*: a marker in every Outbox partition. What lies behind it is dispatched by the next version; one that
    is there already is found, a second one changes nothing.
-3. *note the marks*: that all have one, and where.
-4. *settle*: once the pages of fan-out are behind all marks, all records of the old version are in the
+4. *note the marks*: that all have one, and where.
+5. *settle*: once the pages of fan-out are behind all marks, all records of the old version are in the
    dispatch log; where the old shards end then is the ShardSplitBoundary. Readers change over with it.
-5. *wait* until the old shards' W has reached their ends. Nobody depends on anyone waiting.
+6. *wait* until the old shards' W has reached their ends. Nobody depends on anyone waiting.
 
 Invariants: a step is written down only after what it says is true; of two runs at once the first to write a
-step wins, and the other one goes on from what stands. There is no way back: a split that was begun is
-finished.
+step wins, and the other one goes on from what stands. There is no way back once markers may be in the
+Outbox: such a split is finished.
 
 What it does not do: move entries. They stay where they are until retention removes them.
 
@@ -132,15 +133,15 @@ class SplitOperation:
             )
         return mapping
 
-    async def prepare(self, olds: Sequence[int]) -> Split:
+    async def begin(self, olds: Sequence[int]) -> Split:
         """Begin a split of `olds`. The one that stands afterwards is returned, if somebody was faster."""
         mapping = await self.plan(olds)
         await self._write(mapping)
-        failpoints.hit("shard.prepared")
-        split = self._mappings.current.mapping.under_way
-        if split is None:
+        failpoints.hit("shard.planned")
+        splits = self._mappings.current.mapping.splits
+        if not splits:
             raise InvariantViolation("a split was written and is not in the log of mappings")
-        return split
+        return splits[-1]
 
     async def run(self, tell: Tell) -> Standing | None:
         """Finish what is under way and return how it stands; None when nothing was ever split.
@@ -160,8 +161,28 @@ class SplitOperation:
                 return stands
             await self._sleep(POLL_S)
 
+    async def abort(self) -> Split:
+        """Abandon the split that was planned and not prepared; it is returned. ConfigError: there is none."""
+        mapping = (await self._mappings.load()).mapping
+        split = mapping.under_way
+        if split is None:
+            raise ConfigError("no split is under way: there is nothing to abort")
+        if split.step is Step.PLANNED:
+            await self._write(rules.abandoned(mapping))
+            split = self._mappings.current.mapping.splits[split.version - 1]
+        if split.pairs:
+            raise ConfigError(
+                f"the split to mapping version {split.version} is {split.step.name.lower()}: the log may "
+                "hold its markers, and it can only be finished, by `qim shard split`"
+            )
+        return split
+
     async def _advance(self, mapping: ShardMapping) -> Standing:
         split = mapping.splits[-1]
+        if split.step is Step.PLANNED:
+            await self._write(rules.prepared(mapping))
+            failpoints.hit("shard.prepared")
+            return Standing(split.version, "prepared", f"{len(split.begins)} Outbox partitions", done=False)
         if split.step is Step.PREPARED:
             return await self._mark(mapping, split)
         if split.step is Step.MARKED:
@@ -194,6 +215,8 @@ class SplitOperation:
         return Standing(split.version, "settled", "readers change over", done=False)
 
     async def _wait(self, placement: Placement, split: Split) -> Standing:
+        if not split.pairs:
+            return Standing(split.version, "abandoned", "nobody was moved", done=True)
         stands = await self._stores.coverage([pair.old for pair in split.pairs])
         behind = [
             pair.old

@@ -50,7 +50,8 @@ class Pair(NamedTuple):
 class Step(IntEnum):
     """How far a split has come. Each step is true for ever once it was written."""
 
-    PREPARED = 1  # everybody may learn the pairs; no record is of this version yet
+    PLANNED = 0  # no marker is anywhere, and it can be abandoned
+    PREPARED = 1  # the pairs stand, markers are being appended: there is no way back
     MARKED = 2  # every Outbox partition holds the marker
     SETTLED = 3  # all records of the version before are in the dispatch log: readers change over
 
@@ -61,6 +62,9 @@ class Split(NamedTuple):
     `begins`: ends of the Outbox partitions when it was planned, where looking for markers begins. `marks`: an
     offset per Outbox partition at or behind its first marker, from MARKED on. `ends`: per pair, the last
     mailbox_seq of the old shard that a mover can have, from SETTLED on: the ShardSplitBoundary.
+
+    One that was abandoned is SETTLED without pairs: nobody moves, no marker and no record is of it, and its
+    number is not given again.
     """
 
     version: int
@@ -99,12 +103,13 @@ def mixed_bit(ordinal: int, bit: int) -> int:
 
 
 class Placement:
-    """A mapping, ready to be asked. Immutable."""
+    """A mapping, ready to be asked. Immutable. A split that may still be abandoned is none yet."""
 
     def __init__(self, mapping: ShardMapping) -> None:
         self.mapping = mapping
-        self._made = {pair.new: (split, pair) for split in mapping.splits for pair in split.pairs}
-        self._moves: list[Map[int, Pair]] = [{pair.old: pair for pair in s.pairs} for s in mapping.splits]
+        self._begun = [split for split in mapping.splits if split.step is not Step.PLANNED]
+        self._made = {pair.new: (split, pair) for split in self._begun for pair in split.pairs}
+        self._moves: list[Map[int, Pair]] = [{pair.old: pair for pair in s.pairs} for s in self._begun]
         self._targets: dict[tuple[int, int], tuple[int, ...]] = {}
         self._conditions: dict[tuple[int, int], tuple[tuple[int, int], ...] | None] = {}
 
@@ -115,8 +120,8 @@ class Placement:
 
     @property
     def known(self) -> int:
-        """The newest version whose pairs are known: records may be of it."""
-        return len(self.mapping.splits)
+        """The newest version whose pairs stand: records may be of it."""
+        return len(self._begun)
 
     @property
     def shards(self) -> int:
@@ -209,7 +214,7 @@ class Placement:
         if shard not in self.targets(self.group_of(shard), version):
             return None
         found = []
-        for split in reversed(self.mapping.splits[:version]):
+        for split in reversed(self._begun[:version]):
             for pair in split.pairs:
                 if shard in (pair.old, pair.new):
                     found.append((pair.bit, int(shard == pair.new)))
@@ -271,7 +276,7 @@ def boundary_within(parts: Sequence[Part], shard: int, boundary: int | None) -> 
 def plan(
     mapping: ShardMapping, olds: Sequence[int], ends: Map[int, int], begins: Sequence[int], partitions: int
 ) -> ShardMapping:
-    """The mapping with a prepared split of the shards `olds`.
+    """The mapping with a planned split of the shards `olds`.
 
     `ends`: how many records each of them has, `begins`: the ends of the Outbox partitions,
     `partitions`: of the dispatch log. ConfigError: this split is not possible, with the reason.
@@ -297,7 +302,7 @@ def plan(
         if bit >= BITS_MAX or first + FIRST_STEP > SEQ_MAX:
             raise ConfigError(f"shard {old} was split {bit} times: it cannot be split again")
         pairs.append(Pair(old, placement.shards + number, bit, first))
-    split = Split(len(mapping.splits) + 1, tuple(pairs), Step.PREPARED, tuple(begins))
+    split = Split(len(mapping.splits) + 1, tuple(pairs), Step.PLANNED, tuple(begins))
     return ShardMapping(mapping.groups, mapping.revision + 1, (*mapping.splits, split))
 
 
@@ -309,6 +314,21 @@ def _depth(mapping: ShardMapping, shard: int) -> int:
             if shard in (pair.old, pair.new):
                 depth = max(depth, pair.bit + 1)
     return depth
+
+
+def prepared(mapping: ShardMapping) -> ShardMapping:
+    """The mapping once markers may be appended."""
+    return _replaced(mapping, _open_in(mapping, Step.PLANNED)._replace(step=Step.PREPARED))
+
+
+def abandoned(mapping: ShardMapping) -> ShardMapping:
+    """The mapping once a split whose markers nobody may append any more is given up."""
+    return _replaced(mapping, without_pairs(_open_in(mapping, Step.PLANNED)))
+
+
+def without_pairs(split: Split) -> Split:
+    """What is left of a split that was abandoned."""
+    return Split(split.version, (), Step.SETTLED, split.begins)
 
 
 def marked(mapping: ShardMapping, marks: Sequence[int]) -> ShardMapping:

@@ -67,7 +67,15 @@ NTH = {
 ELSEWHERE = {
     **{
         f"shard.{step}": "tests/chaos/test_shard_split.py"
-        for step in ("prepared", "marked_some", "all_marked", "marks_noted", "ends_read", "settled")
+        for step in (
+            "planned",
+            "prepared",
+            "marked_some",
+            "all_marked",
+            "marks_noted",
+            "ends_read",
+            "settled",
+        )
     },
     "webhook.delivered": "tests/integration/webhooks/test_webhooks.py",
     **dict.fromkeys(

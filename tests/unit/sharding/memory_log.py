@@ -28,7 +28,8 @@ def write_split(log: MemoryMappingLog, ends: Mapping[int, int], groups: int = 2)
     mapping = rules.plan(
         ShardMapping(groups), sorted(ends), {one: at + 1 for one, at in ends.items()}, [0], 64
     )
-    steps = [mapping, rules.marked(mapping, [0])]
+    steps = [mapping, rules.prepared(mapping)]
+    steps.append(rules.marked(steps[-1], [0]))
     steps.append(rules.settled(steps[-1], {one: at + 1 for one, at in ends.items()}))
     log.values += [encode(one) for one in steps]
     return steps[-1]

@@ -50,7 +50,8 @@ async def test_a_shard_goes_over_to_its_group_when_it_is_made() -> None:
     for shard in (0, 1, 2):
         await follower.follow(shard)
     assert inner.reading == {0, 1, 2}
-    log.values.append(encode(rules.plan(ShardMapping(2), [0], {0: 3}, [0], 4)))
+    planned = rules.plan(ShardMapping(2), [0], {0: 3}, [0], 4)
+    log.values += [encode(planned), encode(rules.prepared(planned))]
     await mappings.load()
     await eventually(lambda: inner.reading == {0, 1}, 10, "shard 2 to follow partition 0")
     assert inner.followed[-1] == 0, "from its beginning, for the new one"

@@ -11,7 +11,7 @@ from qim_streams.sharding.operation import SplitOperation, Standing
 from qim_streams.sharding.rules import FIRST_STEP, Step
 from tests.unit.sharding.memory_log import MemoryMappingLog
 
-STEPS = ("prepared", "marked_some", "all_marked", "marks_noted", "ends_read", "settled")
+STEPS = ("planned", "prepared", "marked_some", "all_marked", "marks_noted", "ends_read", "settled")
 
 
 class World:
@@ -66,7 +66,7 @@ class World:
         """Prepare if nothing is under way, run to the end, and read what stands."""
         operation, mappings = self.operation(), Mappings(2, self.log)
         if not (await mappings.load()).mapping.splits:
-            await operation.prepare([0, 1])
+            await operation.begin([0, 1])
         done = await operation.run(self.told.append)
         assert done is not None
         assert done.done
@@ -86,7 +86,7 @@ def check(world: World, mappings: Mappings) -> None:
 async def test_a_split_goes_through_its_steps() -> None:
     world = World()
     check(world, await world.finish())
-    assert [one.step for one in world.told] == ["marked", "dispatching", "settled", "done"]
+    assert [one.step for one in world.told] == ["prepared", "marked", "dispatching", "settled", "done"]
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -104,14 +104,47 @@ async def test_it_goes_on_after_a_kill_at_every_step(step: str) -> None:
 async def test_two_at_once_do_it_once() -> None:
     world = World()
     first, second = world.operation(), world.operation()
-    await first.prepare([0, 1])
+    await first.begin([0, 1])
     with pytest.raises(ConfigError, match="under way"):
-        await second.prepare([0])
+        await second.begin([0])
     await first.run(world.told.append)
     await second.run(world.told.append)
     mappings = Mappings(2, world.log)
     await mappings.load()
     check(world, mappings)
+
+
+async def test_a_split_is_abandoned_before_it_marks_anything_and_not_later() -> None:
+    world = World()
+    first, second = world.operation(), world.operation()
+    with pytest.raises(ConfigError, match="nothing to abort"):
+        await first.abort()
+    await first.begin([0, 1])
+    gone = await second.abort()
+    assert (gone.version, gone.pairs) == (1, ())
+    stands = await first.run(world.told.append)
+    assert stands is not None
+    assert (stands.step, stands.done) == ("abandoned", True)
+    assert not any(one for log in world.outbox for one in log), "no marker"
+    await first.begin([1])
+    await first.run(world.told.append)
+    mappings = Mappings(2, world.log)
+    assert [(one.old, one.new) for one in (await mappings.load()).mapping.splits[1].pairs] == [(1, 2)]
+    assert [log.count(2) for log in world.outbox] == [1, 1]
+
+
+@pytest.mark.parametrize("step", STEPS[1:-1])
+async def test_a_split_that_has_begun_is_not_abandoned(step: str) -> None:
+    world = World()
+    failpoints.arm(f"shard.{step}:1:raise")
+    try:
+        with pytest.raises(failpoints.FailpointError):
+            await world.finish()
+    finally:
+        failpoints.arm("")
+    with pytest.raises(ConfigError, match="only be finished"):
+        await world.operation().abort()
+    check(world, await world.finish())
 
 
 async def test_a_shard_that_got_nothing_is_split_again() -> None:
@@ -122,14 +155,14 @@ async def test_a_shard_that_got_nothing_is_split_again() -> None:
     await world.finish()
     world.ends[3] = 20
     again = world.operation()
-    await again.prepare([0, 1, 2, 3])
+    await again.begin([0, 1, 2, 3])
     world.ends[3] = 25
     done = await again.run(world.told.append)
     assert done is not None
     assert (done.done, done.version) == (True, 2)
     world.ends[2] = 1  # behind its marks
     third = world.operation()
-    assert [pair.old for pair in (await third.prepare([2, 6])).pairs] == [2, 6]
+    assert [pair.old for pair in (await third.begin([2, 6])).pairs] == [2, 6]
     done = await third.run(world.told.append)
     assert done is not None
     mappings = Mappings(2, world.log)
@@ -145,7 +178,7 @@ async def test_what_would_make_users_wait_is_refused() -> None:
     world = World()
     world.served = {0, 1, 2}
     with pytest.raises(StoreUnavailable, match="3"):
-        await world.operation().prepare([0, 1])
+        await world.operation().begin([0, 1])
     assert not world.log.values
 
 
@@ -154,5 +187,5 @@ async def test_a_wrong_number_of_shards_is_noticed(ends: list[int]) -> None:
     world = World()
     world.ends = ends
     with pytest.raises(ConfigError, match="QIM_MAILBOX_SHARDS"):
-        await world.operation().prepare([0])
+        await world.operation().begin([0])
     assert not world.log.values

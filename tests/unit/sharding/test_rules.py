@@ -20,7 +20,7 @@ def grown(*turns: list[int], groups: int = GROUPS) -> ShardMapping:
     for turn, olds in enumerate(turns):
         ends = dict.fromkeys(olds, 10 * (turn + 1))
         mapping = rules.plan(mapping, olds, ends, [5] * PARTITIONS, 4_096)
-        mapping = rules.marked(mapping, [7] * PARTITIONS)
+        mapping = rules.marked(rules.prepared(mapping), [7] * PARTITIONS)
         mapping = rules.settled(mapping, {old: end + 3 for old, end in ends.items()})
     return mapping
 
@@ -138,12 +138,17 @@ def test_the_steps_come_in_order_and_are_checked():
         (1, 3, 0, rules.FIRST_STEP),
     ]
     assert mapping.under_way is not None
-    assert mapping.under_way.step is Step.PREPARED
+    assert mapping.under_way.step is Step.PLANNED
     assert Placement(mapping).version == 0, "readers change over when it is settled"
     with pytest.raises(ConfigError, match="under way"):
         rules.plan(mapping, [0], {0: 7}, [3, 4], 8)
     with pytest.raises(InvariantViolation, match="no split is MARKED"):
         rules.settled(mapping, {0: 1, 1: 1})
+    with pytest.raises(InvariantViolation, match="no split is PREPARED"):
+        rules.marked(mapping, [3, 9])
+    mapping = rules.prepared(mapping)
+    with pytest.raises(InvariantViolation, match="no split is PLANNED"):
+        rules.abandoned(mapping)
     with pytest.raises(InvariantViolation, match="marks"):
         rules.marked(mapping, [3, 2])
     mapping = rules.marked(mapping, [3, 9])
@@ -156,6 +161,17 @@ def test_the_steps_come_in_order_and_are_checked():
         Part(0, 0, 11),
         Part(2, rules.FIRST_STEP, rules.SEQ_MAX),
     )
+
+
+def test_a_split_that_was_abandoned_moves_nobody_and_is_counted():
+    mapping = rules.plan(grown([0]), [0, 4], {0: 30, 4: 2}, [9, 9], 64)
+    assert (Placement(mapping).known, Placement(mapping).first_of(5)) == (1, 0), "nobody counts on it yet"
+    mapping = rules.abandoned(mapping)
+    placement = Placement(mapping)
+    assert (mapping.under_way, placement.version, placement.known, placement.shards) == (None, 2, 2, 5)
+    assert all(placement.place(0, one, 2) == placement.place(0, one, 1) for one in range(500))
+    again = rules.plan(mapping, [0], {0: 30}, [9, 9], 64).splits[-1]
+    assert (again.version, [(one.new, one.bit) for one in again.pairs]) == (3, [(5, 1)])
 
 
 @pytest.mark.parametrize("olds", [[], [0, 0], [9], [-1]])
@@ -185,7 +201,7 @@ def test_a_new_shard_that_got_nothing_is_split_again():
     assert again.splits[1].pairs[0].first == first + rules.FIRST_STEP, (
         "it may get records until it is settled"
     )
-    again = rules.settled(rules.marked(again, [9, 9]), {4: 0})
+    again = rules.settled(rules.marked(rules.prepared(again), [9, 9]), {4: 0})
     parts = Placement(again).parts(5)
     assert [part.through for part in parts[:2]] == [12, first - 1]
     assert rules.covered(parts, (12, -1, -1)) == first + rules.FIRST_STEP - 1
