@@ -10,7 +10,7 @@ STATE ?= .qim
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo up down test test-fast test-long chaos lint format types bench bench-micro docs clean
+.PHONY: help env demo up down test test-fast test-long chaos kill-tests lint format types bench bench-micro docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-11s %s\n", $$1, $$2}'
@@ -46,8 +46,11 @@ test-fast: $(VENV)/.ready ## only what needs no server
 test-long: $(VENV)/.ready ## the long forms of the suites
 	@$(PYTEST) tests -m slow $(ARGS)
 
-chaos: $(VENV)/.ready ## the kill tests only
-	@$(PYTEST) tests/chaos $(ARGS)
+chaos: $(VENV)/.ready ## the kill matrix: every point, killed and paused, about 30 minutes; goes on where it was cut short
+	@$(BIN)/python -m tests.chaos.matrix $(ARGS)
+
+kill-tests: $(VENV)/.ready ## the everyday kill tests only
+	@$(PYTEST) tests/chaos -m "not slow" $(ARGS)
 
 lint: $(VENV)/.ready ## ruff, formatting, types, layers
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports

@@ -28,8 +28,8 @@ WATERMARK = Gauge("qim_mailbox_watermark_seq", "W of a MailboxShard: what all of
 ALARMS = Counter("qim_mailbox_alarms_total", "What an operator must look at", ("kind",))
 """Kinds: forged_repeat (a dispatch_id came again with other content), members_missing (a member bitmap is
 gone), store_refused (a mailbox refuses its entry), lane_stall (a shard was given up because records waited
-for too long), store_fell_back (W was found lower than it was), epoch_fell_back (the lease store gave an old
-epoch again),
+for too long), lane_stall_nobody_else (and there is no other worker to take it), store_fell_back (W was found
+lower than it was), epoch_fell_back (the lease store gave an old epoch again),
 trim_failed (a shard was not trimmed by age in this round)."""
 
 TRIMMED = Counter("qim_mailbox_trimmed_entries_total", "Entries that left their mailboxes by age")

@@ -2,8 +2,9 @@
 
 Looked at once a second, per served shard: for how long the oldest record that was read has waited to be
 covered in all its lanes. It is a gauge, and beyond `failover_s` an alarm: the shard's lease is given up and
-the process ends, so that another worker, or this one with fresh connections and an empty memory, goes on
-from W. What is lost by that is time only.
+the process ends, so that another worker goes on from W. What is lost by that is time only. It is noted, so
+that the shard does not come straight back (``given_up``); where there is no other worker it does, to a
+process with fresh connections and an empty memory.
 
 A store that does not answer at all is no stall of a lane: every worker has that one, and moving a shard
 helps nobody. So the store is asked for W first.
@@ -19,6 +20,7 @@ from collections.abc import Callable, Mapping
 from qim_streams.errors import StoreError
 from qim_streams.mailbox import metrics
 from qim_streams.mailbox import watermark as rule
+from qim_streams.mailbox.given_up import GivenUp
 from qim_streams.mailbox.ports import MailboxStore
 from qim_streams.mailbox.shards import Shard, ShardLeases
 
@@ -43,10 +45,12 @@ class LaneStall:
         leases: ShardLeases,
         store: MailboxStore,
         failover_s: float,
+        given_up: GivenUp,
         *,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._leases, self._store, self._failover_s = leases, store, failover_s
+        self._given_up = given_up
         self._monotonic = monotonic
         self._shown: set[int] = set()
         self._task: asyncio.Task[None] | None = None
@@ -107,5 +111,9 @@ class LaneStall:
             f"{shard.coverage}, lanes {behind or 'all'}: the shard is given up"
         )
         log.error("%s", why)
+        try:
+            await asyncio.to_thread(self._given_up.note, shard.shard)
+        except OSError as error:
+            log.error("shard %d: it may come straight back, this cannot be noted: %s", shard.shard, error)
         await self._leases.give_up(shard.shard)
         self._leases.die(why)

@@ -3,6 +3,8 @@
 Spec: §5, §6, §11.
 """
 
+import asyncio
+import logging
 from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
@@ -14,18 +16,21 @@ from qim_streams.archive.ports import ArchiveReader
 from qim_streams.archive.tiers import HotThenArchive
 from qim_streams.commit.calls import PartitionCalls
 from qim_streams.commit.redis_store import RedisConversationStore
+from qim_streams.mailbox import metrics
 from qim_streams.mailbox.floors import WatermarkFloors
+from qim_streams.mailbox.given_up import AVOID_TIMES, GivenUp, somebody_else, stay_away_s
 from qim_streams.mailbox.members import MemberBitmaps
 from qim_streams.mailbox.progress import DispatchProgress
 from qim_streams.mailbox.redis_store import RedisMailboxStore
 from qim_streams.mailbox.redis_trim import RedisAgedMailboxes
 from qim_streams.mailbox.service import MailboxMaterialiser
-from qim_streams.mailbox.shards import LeaseTerms, ShardLeases
+from qim_streams.mailbox.shards import LeaseTerms, ShardLeases, resource
 from qim_streams.mailbox.slices import SliceTerms
 from qim_streams.mailbox.stall import LaneStall
 from qim_streams.mailbox.trim_pass import MailboxTrimmer
 from qim_streams.membership.redis_reader import RedisMembershipReader
 from qim_streams.ownership.boot import Boot
+from qim_streams.ownership.ports import LeaseStore
 from qim_streams.ownership.redis_leases import RedisLeaseStore
 from qim_streams.push.bodies import CommonBodies
 from qim_streams.push.presence import OnlineDevices
@@ -57,6 +62,8 @@ from qim_streams.streaming.table import AckedTable
 from qim_streams.streaming.web import add_standard_pages
 from tables import dispatch_progress, lane_watermarks, presence
 from tables.views import add_table_views
+
+log = logging.getLogger(__name__)
 
 ROLE = "mailbox-node"
 DISPATCH_TOPIC, PRESENCE_TOPIC, PUSH_TOPIC = "qim.dispatch.v1", "qim.presence.v1", "qim.push.v1"
@@ -158,9 +165,33 @@ class _MailboxRole:
             ),
             tail=self._tail,
         )
-        self._stall = LaneStall(shards, store, settings.lane_stall_failover_s)
+        given_up = GivenUp(settings.state_dir, AVOID_TIMES * settings.lane_stall_failover_s, now_ms)
+        await self._stay_away(given_up, leases)
+        self._stall = LaneStall(shards, store, settings.lane_stall_failover_s, given_up)
         self._stall.start()
         self._trimmer.start()
+
+    async def _stay_away(self, given_up: GivenUp, leases: LeaseStore) -> None:
+        """Let others have what this worker's last life gave up, if there are others.
+
+        The group keeps a static member's partitions for it until its session is over, so it has to be.
+        """
+        settings, notes = self._settings, await asyncio.to_thread(given_up.read)
+        if not notes:
+            return
+        everything = [resource(shard) for shard in range(settings.dispatch_partitions)]
+        if not somebody_else(await leases.holders(everything), self._name):
+            metrics.ALARMS.labels("lane_stall_nobody_else").inc()
+            log.error(
+                "P1 lane stall: shards %s come back to the worker that gave them up, nobody else serves any: "
+                "start another mailbox worker, or mend what holds the lane",
+                sorted(notes),
+            )
+            return
+        self._app.avoided = {shard: note.until_ms // 1000 for shard, note in notes.items()}
+        wait_s = stay_away_s(notes.values(), now_ms(), settings.stream_session_timeout_ms / 1000)
+        log.warning("shards %s were given up: joining in %.1f s, without them", sorted(notes), wait_s)
+        await asyncio.sleep(wait_s)
 
     async def close(self) -> None:
         """Give leases, connections and the name up."""

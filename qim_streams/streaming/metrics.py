@@ -31,6 +31,11 @@ LAG_RECORDS = Gauge(
 LAG_SECONDS = Gauge(
     "qim_stream_lag_seconds", "Since the log ended where the worker is now", ("role", "topic", "partition")
 )
+STUCK = Counter(
+    "qim_stream_avoided_partitions_kept_total",
+    "Partitions given back to the worker that could not go on with them: there was no other one",
+    ("partition",),
+)
 RETRIES = Counter("qim_stream_retries_total", "Handler retries in place", ("role", "topic"))
 APPENDS = Counter("qim_log_appends_total", "Append calls by outcome", ("client", "outcome"))
 APPENDED_RECORDS = Counter("qim_log_appended_records_total", "Records acknowledged by the log", ("client",))

@@ -40,10 +40,16 @@ def start_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartStack
         yield start
 
 
+def armed_by(state_dir: Path) -> dict[str, str]:
+    """What lets a test arm failpoints in a running stack: by the file `armed` beside its directory."""
+    return {"QIM_FAILPOINT_FILE": str(state_dir.parent / "armed")}
+
+
 @pytest.fixture(scope="session")
 def common_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackProcess]:
     """One stack for many modules. Redis syncs at every write: what it acknowledged survives its death."""
-    with StackProcess(tmp_path_factory.mktemp("common") / "stack", "--fsync", "always") as stack:
+    directory = tmp_path_factory.mktemp("common") / "stack"
+    with StackProcess(directory, "--fsync", "always", env=armed_by(directory)) as stack:
         yield stack
         assert stack.refused_commands() == []  # of Redis, under the roles' user, since its last start
 

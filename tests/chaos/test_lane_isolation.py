@@ -84,8 +84,46 @@ async def test_a_lane_that_stands_still_costs_its_worker_the_shard(
         said = (stack.state_dir / "log" / "mailbox.log").read_text(errors="replace")
         assert "exit 70: lane stall" in said
         assert "is held, others go on" in said
+        assert "nobody else serves any: start another mailbox worker" in said
         await traffic.more_acks(50)
         figures["given up"] = said.count("exit 70: lane stall")
+
+
+async def test_a_shard_that_stood_still_goes_to_another_worker(
+    start_stack: StartStack, under_traffic: UnderTraffic, figures: dict[str, Any]
+) -> None:
+    """Who gave it up comes back without it, and takes what the other one had instead."""
+    stack = start_stack(
+        "stall2",
+        "--quick",
+        *("--workers", "mailbox=2"),
+        env={"QIM_MAILBOX_SHARDS": SHARDS, "QIM_LANE_STALL_FAILOVER_S": STALL_S},
+    )
+    async with under_traffic(stack, Plan("stall2", new_seed(), silent=4, rate=12.0)) as traffic:
+        await traffic.more_acks(30)
+        key = await asyncio.to_thread(plant, stack, traffic.silent[0])
+        shard = int(key.partition(b"}")[0].partition(b":")[2])
+        first = await asyncio.to_thread(holder, stack, shard)
+        name = "mailbox" if first.endswith(".0") else "mailbox-1"
+        pid, log = stack.role(name).pid, stack.state_dir / "log" / f"{name}.log"
+        assert pid is not None
+        try:
+            await traffic.until(lambda: "exit 70: lane stall" in log.read_text(), GONE_S, "the stall")
+        finally:
+            await asyncio.to_thread(mend, stack, key)
+        await asyncio.to_thread(stack.wait_restarted, name, pid, GONE_S)
+        await traffic.more_acks(50)
+        owners = {number: await asyncio.to_thread(holder, stack, number) for number in range(int(SHARDS))}
+        assert owners[shard] not in ("", first), owners
+        assert first in owners.values(), owners
+        assert f"shards [{shard}] were given up: joining in" in log.read_text()
+        figures["owners"] = str(owners)
+
+
+def holder(stack: StackProcess, shard: int) -> str:
+    """Who has the lease of a shard; empty: nobody."""
+    with redis.Redis.from_url(stack.client["redis_url"], decode_responses=True) as client:
+        return str(client.hget(f"{{s:{shard}}}:lease", "node") or "")
 
 
 def plant(stack: StackProcess, user: str) -> bytes:

@@ -6,7 +6,8 @@ the session as a page in Markdown; without it they are printed with the failure 
 the file, all of it is written there again. Tests may run in several processes: figures travel with the
 reports of the tests, and the process that collects the reports writes.
 
-``make test ARGS="--figures tests/report.md"`` makes the page that is kept.
+``make test ARGS="--figures tests/report.md"`` makes the page that is kept, ``make chaos`` with the same
+option its section on the kill matrix.
 """
 
 import json
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.matrix_table import put_section, section_of
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_TRIED = (
@@ -116,7 +119,7 @@ class Collector:
     def _write(self) -> None:
         run, config = self._config.stash[_RUN], self._config
         if page := config.getoption("figures"):
-            Path(page).write_text(page_of(run, facts(run.began_s)), encoding="utf-8")
+            write_page(Path(page), page_of(run, facts(run.began_s)))
         if so_far := config.getoption("figures_so_far"):
             Path(so_far).write_text(json.dumps(asdict(run), default=str), encoding="utf-8")
 
@@ -125,6 +128,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """Collect in the process that gets all reports."""
     if not hasattr(session.config, "workerinput"):
         session.config.pluginmanager.register(Collector(session.config), "collector of figures")
+
+
+def write_page(path: Path, page: str) -> None:
+    """Replace a page; the kill matrix, which is a run of its own, stays in it."""
+    matrix = section_of(path.read_text(encoding="utf-8")) if path.exists() else ""
+    path.write_text(put_section(page, matrix) if matrix else page, encoding="utf-8")
 
 
 def facts(began_s: float) -> dict[str, str]:

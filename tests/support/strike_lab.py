@@ -39,6 +39,7 @@ ENVIRONMENT = {
 }
 WORKERS = ("--workers", "fanout=2", "--workers", "mailbox=2")
 NOT_FIRED = "not fired"
+BURIERS = ("fanout", "mailbox", "archiver")  # who sets poison aside
 
 
 @dataclass(slots=True)
@@ -100,7 +101,8 @@ class StrikeLab:
         self._count += 1
         run = f"k{self._count}x{strike.seed}"
         traffic = start_traffic(stack, Plan(run, strike.seed, silent=12), directory)
-        beside = Beside(stack, traffic, self._shards, self._memory)
+        once = point.role not in BURIERS
+        beside = Beside(stack, traffic, self._shards, self._memory, once=once)
         with WatermarkSampler(stack.client["redis_url"]) as sampler:
             async with beside, traffic, self._rooms(point.role == ROOMS) as rooms:
                 await beside.start()

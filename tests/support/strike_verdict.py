@@ -38,7 +38,11 @@ class Beside:
     """Use as a context manager around the traffic of a strike, before a word of it is said; `start` when
     it talks, `problems` once it was judged."""
 
-    def __init__(self, stack: StackProcess, traffic: Traffic, shards: int, memory: StackMemory) -> None:
+    def __init__(
+        self, stack: StackProcess, traffic: Traffic, shards: int, memory: StackMemory, *, once: bool
+    ) -> None:
+        """`once`: nobody who sets poison aside is struck, so nothing of it may be set aside twice."""
+        self._once = once
         self._stack, self._traffic, self._shards, self._memory = stack, traffic, shards, memory
         self._twin = Twin(stack, traffic.plan.run)
         self._cursors = OldCursors(stack)
@@ -115,7 +119,9 @@ class Beside:
         return [
             *checkers.dispatches_are_determined(found.dispatches, wanted, strangers),
             *checkers.left_out_has_no_effect(found.outbox, dispatched, acked),
-            *checkers.letters_are_the_poison(self._poison, POISON_READERS, self._letters(found), once=False),
+            *checkers.letters_are_the_poison(
+                self._poison, POISON_READERS, self._letters(found), once=self._once
+            ),
         ]
 
     def _letters(self, found: Dump) -> list[checkers.Letter]:

@@ -9,6 +9,7 @@ import pytest
 from qim_streams import failpoints
 from tests.chaos import matrix
 from tests.support.matrix_table import TITLE, put_section, section_of, table
+from tests.support.report import write_page
 from tests.support.strikes import POINTS, Strike, plan, remaining, slice_of
 
 KNOWN = {"date": "today", "commit": "abc", "machine": "2 cores"}
@@ -75,6 +76,15 @@ def test_the_table_says_what_failed_and_why() -> None:
     assert "1 of 2 strikes passed" in text
     assert "| `a:kill:0` | 2 | 1 | passed | 0.5 | 2.0 | - | 100 |" in text
     assert "* `b:kill:0`: I1: lost" in text
+
+
+def test_a_new_page_keeps_the_matrix(tmp_path: Path) -> None:
+    path = tmp_path / "report.md"
+    write_page(path, "# One\n")
+    assert path.read_text() == "# One\n"
+    path.write_text(PAGE)
+    write_page(path, "# Two\n")
+    assert path.read_text() == f"# Two\n\n{section_of(PAGE)}"
 
 
 def test_the_section_takes_the_place_of_the_old_one() -> None:
