@@ -10,7 +10,7 @@ STATE ?= .qim
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo up down test test-fast test-long chaos kill-tests lint format types bench bench-micro docs clean
+.PHONY: audit sbom help env demo up down test test-fast test-long chaos kill-tests lint format types bench bench-micro docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-11s %s\n", $$1, $$2}'
@@ -64,8 +64,22 @@ bench: $(VENV)/.ready ## measure in short: hot functions, the whole path, a back
 bench-micro: $(VENV)/.ready ## microbenchmarks of the hot functions only
 	@$(BIN)/python -m tests.perf.run $(ARGS)
 
+# Kept apart: what looks at our packages is not one of them.
+TOOLS := .tools
+$(TOOLS)/.ready: Makefile
+	@$(PYTHON) -m venv $(TOOLS)
+	@$(TOOLS)/bin/python -m pip install -q --disable-pip-version-check pip-audit==2.10.1 cyclonedx-bom==7.5.0
+	@touch $@
+
+audit: $(VENV)/.ready $(TOOLS)/.ready ## known weaknesses of the packages that are pinned (asks PyPI)
+	@$(TOOLS)/bin/pip-audit --strict --disable-pip --no-deps -r constraints.txt $(ARGS)
+
+sbom: $(VENV)/.ready $(TOOLS)/.ready ## what is installed, as CycloneDX: sbom.cdx.json
+	@$(TOOLS)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible -o sbom.cdx.json $(BIN)/python
+	@echo "sbom.cdx.json: $$($(BIN)/python -c 'import json; print(len(json.load(open("sbom.cdx.json"))["components"]))') components"
+
 docs: $(VENV)/.ready ## write the generated pages
 	@$(BIN)/python -m qim_streams.wire.document > docs/protocol.md
 
 clean: ## remove the environment and all state
-	@rm -rf $(VENV) $(STATE)
+	@rm -rf $(VENV) $(TOOLS) $(STATE) sbom.cdx.json

@@ -180,6 +180,6 @@ def test_messages_go_through_a_stack_of_secured_links(
             stack.client["jwt_secret"],
         }
         assert in_arguments(descendants(stack.pid), secrets) == []
-        assert in_files(stack.state_dir, {*secrets, BODY}) == []
+        assert in_files(stack.state_dir / "log", {*secrets, BODY}) == []
     with redis.Redis.from_url(servers.redis.url, decode_responses=True) as client:
         assert client.acl_log() == []
