@@ -1,8 +1,9 @@
 """SessionRebuild: a user's rows made again, when he is asked for and the projection does not vouch for them.
 
 The projection vouches for a user whose shard has caught up with the log as it was when the projection epoch
-began, if that epoch is the first one (everything was projected) or he was rebuilt in it. An empty list is
-never believed. Everybody else gets his rows from
+began, if that epoch is the first one (everything was projected) or he was rebuilt in it, out of a mailbox
+that had caught up with the same: after a loss mailboxes are written again, and what lies below the epoch is
+in no list until it is in them. An empty list is never believed. Everybody else gets his rows from
 
 * his mailbox up to W: every conversation with a message in it, by its newest one;
 * UserConversationState, the durable set: conversations whose messages have left the mailbox, by their heads.
@@ -102,9 +103,9 @@ class SessionRebuild:
     ) -> bool:
         async with self._room:
             user = (tenant_id, ordinal)
-            vouched = checkpoint is not None and checkpoint.caught_up
             epoch = None if checkpoint is None else checkpoint.epoch
             covered = (await self._mailboxes.watermark(shard)).lanes[lane_of_ordinal(ordinal)]
+            vouched = checkpoint is not None and checkpoint.caught_up and covered >= checkpoint.target
             start = NOTHING if vouched else await self._read_before(user, epoch, covered)
             rows = await self._of_mailbox(shard, tenant_id, ordinal, start, covered)
             rows += await self._of_states(tenant_id, user_id, ordinal, {row.conversation_id for row in rows})
