@@ -182,9 +182,8 @@ class UserActions:
         """Replace the state by what `rule` makes of it; `above_seq`: where the unread will begin."""
         user, lists = actor.user, self._lists
         for _ in range(TRIES_MAX):
-            (stored,), watermark = await asyncio.gather(
-                lists.found(user, [conversation_id], above_seq or 0), lists.watermark(user, actor.shard)
-            )
+            watermark = await lists.watermark(user, actor.shard)  # first: the row must be as new as it says
+            (stored,) = await lists.found(user, [conversation_id], above_seq or 0)
             if stored is None:
                 raise AdmissionRefused("NO_CONVERSATION", "there is no such conversation")
             data, found = stored

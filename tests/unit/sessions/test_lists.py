@@ -1,5 +1,8 @@
 """The session list of users over stores in memory: unread by definition, order, filters, pages, totals."""
 
+import asyncio
+from typing import Any
+
 import pytest
 
 from qim_streams.archive.ports import ArchivedMessage
@@ -324,6 +327,30 @@ async def test_a16_the_position_is_never_ahead_of_the_rows(world: SessionWorld) 
     world.projection.stands = {shard: Checkpoint(0, -1, 7) for shard in range(SHARDS)}
     page = await world.page("ann")
     assert (page.position.seq, page.position.complete) == (-1, False)
+
+
+async def test_a_changed_row_is_as_new_as_its_position(
+    world: SessionWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F13: a message comes while a mark is carried out: W that has it never goes with a row that lacks it."""
+    chat = await chat_of(world, "ann", "ben")
+    world.say(chat, "ben", 3)
+    covered, found = [3], world.lists.found
+
+    async def watermark(*_: object) -> int:
+        for _ in range(50):  # the slower of the two readings
+            await asyncio.sleep(0)
+        return covered[0]
+
+    async def interrupted(*args: Any) -> Any:
+        rows = await found(*args)
+        covered[0] = world.say(chat, "ben")  # here its entry is made, and W is moved
+        return rows
+
+    monkeypatch.setattr(world.lists, "watermark", watermark)
+    monkeypatch.setattr(world.lists, "found", interrupted)
+    changed = await world.actions.set_mute(world.actor("ann"), chat, True)
+    assert changed.mailbox_seq <= changed.row.view.allocated_seq
 
 
 async def test_totals_say_when_they_are_not_whole(
