@@ -20,6 +20,7 @@ from qim_streams.mailbox import metrics
 from qim_streams.mailbox.floors import WatermarkFloors
 from qim_streams.mailbox.given_up import AVOID_TIMES, GivenUp, somebody_else, stay_away_s
 from qim_streams.mailbox.members import MemberBitmaps
+from qim_streams.mailbox.ports import MailboxStore
 from qim_streams.mailbox.progress import DispatchProgress
 from qim_streams.mailbox.redis_store import RedisMailboxStore
 from qim_streams.mailbox.redis_trim import RedisAgedMailboxes
@@ -165,11 +166,16 @@ class _MailboxRole:
             ),
             tail=self._tail,
         )
-        given_up = GivenUp(settings.state_dir, AVOID_TIMES * settings.lane_stall_failover_s, now_ms)
-        await self._stay_away(given_up, leases)
-        self._stall = LaneStall(shards, store, settings.lane_stall_failover_s, given_up)
-        self._stall.start()
+        await self._watch_lanes(leases, shards, store)
         self._trimmer.start()
+
+    async def _watch_lanes(self, leases: LeaseStore, shards: ShardLeases, store: MailboxStore) -> None:
+        """Look after lanes that stand still, once what the last life gave up has gone to others."""
+        failover_s = self._settings.lane_stall_failover_s
+        given_up = GivenUp(self._settings.state_dir, AVOID_TIMES * failover_s, now_ms)
+        await self._stay_away(given_up, leases)
+        self._stall = LaneStall(shards, store, failover_s, given_up)
+        self._stall.start()
 
     async def _stay_away(self, given_up: GivenUp, leases: LeaseStore) -> None:
         """Let others have what this worker's last life gave up, if there are others.
