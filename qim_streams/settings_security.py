@@ -134,6 +134,8 @@ class SecuritySettings(BaseSettings):
             raise ValueError("jwt_jwks_url: is set beside jwt_jwks_file; unset one of them")
         if self.jwt_jwks_stale_max_s < 2 * self.jwt_jwks_refresh_s:
             raise ValueError("jwt_jwks_stale_max_s: must be twice jwt_jwks_refresh_s or more; raise it")
+        if self.cassandra_tls_cert_file is not None and getattr(self, "cassandra_tls_ca_file", None) is None:
+            raise ValueError("cassandra_tls_cert_file: is shown under TLS; set cassandra_tls_ca_file")
         if self.kafka_sasl_mechanism and not (
             self.kafka_sasl_user and (self.kafka_sasl_password.get_secret_value())
         ):

@@ -55,6 +55,7 @@ from cassandra.protocol import ErrorMessage
 from cassandra.query import tuple_factory
 
 from qim_streams.errors import ConfigError, Outcome, QimError, StoreError, StoreUnavailable
+from qim_streams.tls import client_context
 
 WINDOW: Final = 256  # statements in flight of one run
 RECONNECT_S: Final = 1.0
@@ -89,6 +90,8 @@ class CassandraOptions:
     user: str = ""
     password_file: Path | None = None
     tls_ca_file: Path | None = None
+    tls_cert_file: Path | None = None  # that the cluster asks for
+    tls_key_file: Path | None = None
     connect_timeout_s: float = 5.0
     request_timeout_s: float = 5.0
 
@@ -290,12 +293,9 @@ def _login(options: CassandraOptions) -> PlainTextAuthProvider | None:
 def _tls(options: CassandraOptions) -> ssl.SSLContext | None:
     if options.tls_ca_file is None:
         return None
-    try:
-        context = ssl.create_default_context(cafile=str(options.tls_ca_file))
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"QIM_CASSANDRA_TLS_CA_FILE: {options.tls_ca_file}: {error}") from error
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    return context
+    return client_context(
+        "QIM_CASSANDRA_TLS_CA_FILE", options.tls_ca_file, options.tls_cert_file, options.tls_key_file
+    )
 
 
 class _Run:

@@ -84,6 +84,8 @@ def cassandra_options(settings: Settings) -> "CassandraOptions":
         user=settings.cassandra_user,
         password_file=settings.cassandra_password_file,
         tls_ca_file=settings.cassandra_tls_ca_file,
+        tls_cert_file=settings.cassandra_tls_cert_file,
+        tls_key_file=settings.cassandra_tls_key_file,
         connect_timeout_s=settings.cassandra_connect_timeout_ms / 1000,
         request_timeout_s=settings.cassandra_request_timeout_ms / 1000,
     )
