@@ -4,12 +4,16 @@ For every user: the same conversations, each with the time of its newest message
 may be older, since its head has the time, but it is there. Who joins has the group in the list at once, with
 the time of the join, which is no message's. F5's projection: monotonic and complete.
 
+What was lost is rebuilt when its user asks for his list, so everybody asks first, until he is told that the
+projection vouches for it.
+
 Spec: §9.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 
+import aiohttp
 import redis
 
 from qim_streams.placement import lane, ordinal_of
@@ -17,16 +21,42 @@ from qim_streams.records import KIND_MESSAGE
 from qim_streams.sessions.projection_records import activity_of
 from qim_streams.sessions.redis_projection import user_key
 from qim_streams.wire.frames import Event
+from qim_streams.wire.frames_sessions import SessionList
 from tests.support.checkers import list_differs
 from tests.support.waiting import eventually
+from tests.support.wire_client import WireError
 
 PROJECTED_S = 60.0
 
+Ask = Callable[[str], Awaitable[SessionList]]
+"""The first page of a user's list."""
+
 
 async def list_problems(
-    redis_url: str, tenant_id: str, mailboxes: Mapping[str, Sequence[Event]]
+    redis_url: str, tenant_id: str, mailboxes: Mapping[str, Sequence[Event]], ask: Ask
 ) -> list[str]:
     """What is wrong once nothing changes for the better any more; empty when the lists are right."""
+    unvouched = [line for user in mailboxes for line in await _unvouched(user, ask)]
+    return unvouched + await _differences(redis_url, tenant_id, mailboxes)
+
+
+async def _unvouched(user: str, ask: Ask) -> list[str]:
+    """Ask until the list is said to be complete."""
+
+    async def complete() -> bool:
+        try:
+            return (await ask(user)).projection_complete
+        except (WireError, aiohttp.ClientError, OSError, TimeoutError):
+            return False  # something may still be starting
+
+    try:
+        await eventually(complete, PROJECTED_S, "a complete list")
+    except AssertionError:
+        return [f"F5: the list of {user} does not become complete"]
+    return []
+
+
+async def _differences(redis_url: str, tenant_id: str, mailboxes: Mapping[str, Sequence[Event]]) -> list[str]:
     client = redis.Redis.from_url(redis_url, socket_timeout=5.0, socket_connect_timeout=5.0)
     said = times_of_messages(mailboxes)
 

@@ -27,6 +27,7 @@ from qim_streams.client.discovery import StackAddress
 from qim_streams.errors import AdmissionRefused, ClientStopped
 from qim_streams.testing.history import HistoryWriter
 from qim_streams.wire.frames import Event
+from qim_streams.wire.frames_sessions import PullSessionList, SessionList
 from tests.support.device import Device, Target
 from tests.support.waiting import eventually
 from tests.support.wire_client import WireClient, WireError, pull_range
@@ -251,6 +252,13 @@ class Traffic:
         self.probes.append(probe)
         self.counts["probes"] += 1
         return probe
+
+    async def listed(self, user: str) -> SessionList:
+        """The first page of a user's list by a new device; WireError and the like when it does not come."""
+        async with WireClient(self.address.require_url(), self.address.token(user), "reader") as client:
+            auth = await client.auth()
+            await client.sync_complete(auth.sync_to_seq)
+            return await client.request(PullSessionList(client.next_rid()), SessionList)
 
     # -- groups
 

@@ -113,7 +113,7 @@ async def verdict_on(
         evidence.mailboxes = await _mailboxes(traffic, evidence)
         clock.lap("drain, s")
         late = await _undrained(tier, brokers)
-    late += await list_problems(stack.client["redis_url"], tenant, evidence.mailboxes)
+    late += await list_problems(stack.client["redis_url"], tenant, evidence.mailboxes, traffic.listed)
     clock.lap("session lists, s")
     await traffic.checkpoint()
     for device in traffic.devices:
