@@ -117,6 +117,9 @@ class FanoutCoordinator:
             self._dispatched[batch.partition] = batch.records[-1].offset
             self._mapped.note(batch.partition, turns[batch.partition])
         self._fences |= fences  # not before: a batch that failed comes again
+        turned = [partition for partition, found in turns.items() if len(found) > 1]
+        if turned:
+            await self.checkpoint(turned)  # a split waits for these pages, and users for the split
         _count(planned, verdicts, poison, count, self._now_ms())
 
     async def checkpoint(self, partitions: Sequence[int]) -> None:

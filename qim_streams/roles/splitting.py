@@ -15,7 +15,7 @@ from qim_streams.ownership.redis_leases import RedisLeaseStore
 from qim_streams.redis_tier import RedisClient, connect, translated
 from qim_streams.settings import Settings
 from qim_streams.sharding.follower import Mappings
-from qim_streams.sharding.kafka_mapping import KafkaMappingLog, append_record
+from qim_streams.sharding.kafka_mapping import Appender, KafkaMappingLog
 from qim_streams.sharding.marker import MARKER_KEY, encode_marker, marked_version
 from qim_streams.sharding.operation import SplitOperation
 from qim_streams.trace.kafka_log import KafkaLogReader
@@ -29,8 +29,9 @@ ENTRIES_MAX = 10_000_000  # of the Outbox behind a split's beginning; a run that
 class PipelineLogs:
     """`SplitLogs` on Kafka."""
 
-    def __init__(self, brokers: Brokers, log: LogReader) -> None:
-        self._brokers, self._log = brokers, log
+    def __init__(self, brokers: Brokers, log: LogReader, appender: Appender | None = None) -> None:
+        self._log = log
+        self._appender = appender if appender is not None else Appender(brokers)
 
     async def outbox_ends(self) -> list[int]:
         """See the port."""
@@ -61,7 +62,7 @@ class PipelineLogs:
     async def append_marker(self, partition: int, version: int) -> int:
         """See the port."""
         value = encode_marker(version)
-        return await asyncio.to_thread(append_record, self._brokers, OUTBOX, partition, MARKER_KEY, value)
+        return await asyncio.to_thread(self._appender.append, OUTBOX, partition, MARKER_KEY, value)
 
     async def _ends(self, topic: str) -> list[int]:
         partitions = list(range(await self._log.partitions(topic)))
@@ -107,9 +108,10 @@ class Splitting(NamedTuple):
 async def splitting(settings: Settings, log: KafkaLogReader) -> AsyncIterator[Splitting]:
     """The operation on the logs and stores of these settings. `log` stays the caller's."""
     redis = connect(settings)
-    mapping_log = KafkaMappingLog(settings.kafka)
+    appender = Appender(settings.kafka)
+    mapping_log = KafkaMappingLog(settings.kafka, appender)
     mappings = Mappings(settings.mailbox_shards, mapping_log)
-    logs, stores = PipelineLogs(settings.kafka, log), HotTier(redis)
+    logs, stores = PipelineLogs(settings.kafka, log, appender), HotTier(redis)
     try:
         yield Splitting(SplitOperation(mappings, mapping_log, logs, stores), mappings, logs, stores)
     finally:

@@ -190,17 +190,21 @@ class SplitOperation:
         return await self._wait(Placement(mapping), split)
 
     async def _mark(self, mapping: ShardMapping, split: Split) -> Standing:
-        marks = []
-        for partition, begin in enumerate(split.begins):
-            found = await self._logs.find_marker(partition, begin, split.version)
-            if found is None:
-                found = await self._logs.append_marker(partition, split.version)
-                failpoints.hit("shard.marked_some")
-            marks.append(found)
+        find = self._logs.find_marker
+        found = [await find(one, begin, split.version) for one, begin in enumerate(split.begins)]
+        # All at once: whoever moves hears nothing from the first marker on until readers change over.
+        marks = await asyncio.gather(*(self._mark_one(one, split, at) for one, at in enumerate(found)))
         failpoints.hit("shard.all_marked")
         await self._write(rules.marked(mapping, marks))
         failpoints.hit("shard.marks_noted")
         return Standing(split.version, "marked", f"{len(marks)} Outbox partitions", done=False)
+
+    async def _mark_one(self, partition: int, split: Split, found: int | None) -> int:
+        if found is not None:
+            return found
+        offset = await self._logs.append_marker(partition, split.version)
+        failpoints.hit("shard.marked_some")
+        return offset
 
     async def _settle(self, mapping: ShardMapping, split: Split) -> Standing:
         dispatched = await self._logs.dispatched()

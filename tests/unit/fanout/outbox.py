@@ -19,6 +19,7 @@ from qim_streams.records import (
     pack_ordinals,
     record_key,
 )
+from qim_streams.sharding.follower import Mappings
 
 PARTITIONS, SHARDS = 4, 8
 
@@ -131,6 +132,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.log, self.graveyard, self.versions, self.table = Log(), Graveyard(), Versions(), MemoryTable()
+        self.mappings: Mappings | None = None
         self.restart()
 
     def restart(self) -> None:
@@ -145,6 +147,7 @@ class Bench:
             progress=ConversationProgress(self.table),
             poison=self.graveyard,
             now_ms=lambda: 5_000,
+            mappings=self.mappings,
         )
 
     async def handle(self, *records: Record, partition: int = 0) -> None:
