@@ -55,16 +55,16 @@ class Settings(NotificationSettings, SecuritySettings):
         "dev", "stack", "column of topics.yaml: dev or production", pattern="^(dev|production)$"
     )
     outbox_partitions: int = _setting(
-        4, "stack", "partitions of qim.outbox.v1; fixed once used", ge=1, le=4096
+        2, "stack", "partitions of qim.outbox.v1; fixed once used", ge=1, le=4096
     )
     mailbox_shards: int = _setting(
-        8, "stack", "MailboxShards to begin with; fixed once used, splits come on top", ge=1, le=4096
+        4, "stack", "MailboxShards to begin with; fixed once used, splits come on top", ge=1, le=4096
     )
     mailbox_shards_max: int = _setting(
         0, "stack", "partitions of qim.dispatch.v1: how far shards can be split; 0 = not", ge=0, le=4096
     )
     connection_shards: int = _setting(
-        4, "stack", "partitions of qim.push.v1 = ConnectionShards", ge=1, le=4096
+        2, "stack", "partitions of qim.push.v1 = ConnectionShards", ge=1, le=4096
     )
     room_partitions: int = _setting(4, "stack", "partitions of qim.room.v1; fixed once used", ge=1, le=4096)
     log_level: str = _setting(

@@ -13,7 +13,7 @@ def test_the_list_is_the_declaration() -> None:
     result = CliRunner().invoke(topics, ["list", "--json"])
     document = json.loads(result.output)
     assert list(document) == list(declared.load().topics)
-    assert document["qim.outbox.v1"]["partitions"] == 4
+    assert document["qim.outbox.v1"]["partitions"] == 2
     assert document["qim.outbox.v1"]["producer"] == "writer"
 
 
@@ -21,7 +21,7 @@ def test_the_list_follows_the_settings() -> None:
     result = CliRunner().invoke(topics, ["list"], env={"QIM_MAILBOX_SHARDS": "3"})
     rows = {line.split()[0]: line.split()[1] for line in result.output.splitlines()}
     assert rows["qim.dispatch.v1"] == rows["qim.presence.v1"] == "3"
-    assert rows["qim.outbox.v1"] == "4"
+    assert rows["qim.outbox.v1"] == "2"
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_apply_says_what_it_created(broker: dict[str, list[str]]) -> None:
     broker["missing"] = ["qim.outbox.v1"]
     result = CliRunner().invoke(topics, ["apply"])
     assert result.exit_code == 0
-    assert "created qim.outbox.v1 with 4 partitions" in result.output
+    assert "created qim.outbox.v1 with 2 partitions" in result.output
     assert "topics are as declared" in result.output
 
 

@@ -42,14 +42,14 @@ def write(tmp_path: Path, content: object) -> Path:
 def test_the_declared_topics_are_valid_and_complete() -> None:
     resolved = topics.load().resolve("dev")
     assert {name: resolved[name].partitions for name in resolved if name.startswith("qim.")} == {
-        "qim.outbox.v1": 4,
-        "qim.dispatch.v1": 8,
-        "qim.presence.v1": 8,
+        "qim.outbox.v1": 2,
+        "qim.dispatch.v1": 4,
+        "qim.presence.v1": 4,
         "qim.mapping.v1": 1,
-        "qim.push.v1": 4,
+        "qim.push.v1": 2,
         "qim.push-task.v1": 4,
-        "qim.push-device.v1": 8,
-        "qim.membership.v1": 4,
+        "qim.push-device.v1": 4,
+        "qim.membership.v1": 2,
         "qim.room.v1": 4,
         "qim.dead-letter.v1": 1,
     }
