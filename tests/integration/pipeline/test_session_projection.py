@@ -28,7 +28,7 @@ pytestmark = pytest.mark.integration
 
 POINTS = ("dispatch_polled", "rows_partial", "rows_written", "checkpoint_moved", "wide_partial")
 KILLS = ",".join(f"qsession.{point}:1:kill" for point in POINTS)
-WITHIN_S = 60
+WITHIN_S = 120
 
 
 def expected(stages: Stages) -> dict[tuple[str, str], int]:
@@ -180,8 +180,9 @@ def test_lost_and_rebuilt(stages: Stages) -> None:
     chats = talk(stages, 5, 200)
     wait_mailboxed(stages)
     wait_projected(stages)
-    judge(stages)
+    # Where qsession was the last to start, the first messages are in lists once these are asked for.
     assert rebuild_everybody(stages) == {True}
+    judge(stages)
 
     lose_projection(stages)
     dies_of_doubt(stages)
