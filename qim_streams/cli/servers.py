@@ -8,12 +8,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pydantic import SecretStr
+
 from qim_streams.client.discovery import CLIENT_FILE, FILE_BYTES_MAX, STATE_DIRS
 from qim_streams.errors import ConfigError
 from qim_streams.settings import Settings, load_settings
 from qim_streams.trace.ports import LogReader
 from qim_streams.trace.service import DISPATCH, OUTBOX, PUSH
 
+SECRETS_FILE = "secrets.json"  # of `stack.secrets`
 _COUNTS = {"outbox_partitions": OUTBOX, "mailbox_shards": DISPATCH, "connection_shards": PUSH}
 
 
@@ -46,6 +49,27 @@ def server_settings(state_dir: Path | None) -> tuple[Settings, str]:
     if state_dir is not None:
         raise ConfigError(f"no stack runs in {state_dir}: start one with `qim up --state-dir {state_dir}`")
     return settings, ""
+
+
+def operator_settings(state_dir: Path | None) -> Settings:
+    """As `server_settings`, with the operator's user of a local stack's Redis, who may do more than roles."""
+    settings, _ = server_settings(state_dir)
+    for directory in (state_dir,) if state_dir is not None else STATE_DIRS:
+        path = directory / CLIENT_FILE
+        if path.exists():
+            url = _read(path).get("redis_admin_url")
+            return settings if not url else settings.model_copy(update={"redis_url": SecretStr(str(url))})
+    return settings
+
+
+def with_secrets(settings: Settings, tenant: str, state_dir: Path | None) -> tuple[Settings, str]:
+    """`server_settings` with the internal secret of a local stack, for commands that reach its writers."""
+    for directory in (state_dir,) if state_dir is not None else STATE_DIRS:
+        if (directory / CLIENT_FILE).exists() and (directory / SECRETS_FILE).exists():
+            secret = SecretStr(str(_read(directory / SECRETS_FILE).get("internal_secret", "")))
+            if not settings.internal_secret.get_secret_value():
+                return settings.model_copy(update={"internal_secret": secret}), tenant
+    return settings, tenant
 
 
 def _read(path: Path) -> dict[str, Any]:
