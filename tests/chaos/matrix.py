@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -98,7 +99,9 @@ class Run:
                     one = left.pop(0)
                     print(f"  {one.name:<45} hit {one.nth:<3} seed {one.seed:<7}", end="", flush=True)
                     directory = folder / one.name
-                    outcome = await lab.strike(one, directory)
+                    directory.mkdir()
+                    with (directory / "said.txt").open("w") as said, redirect_stdout(said):
+                        outcome = await lab.strike(one, directory)
                     self._note(outcome, directory, stack)
                     if outcome.outcome == "failed":
                         break  # whatever is wrong with this stack is no fault of the next strike

@@ -72,6 +72,15 @@ class RoomTraffic:
         self.viewers: list[Viewer] = []
 
     async def __aenter__(self) -> "RoomTraffic":
+        try:
+            await self._enter()
+        except BaseException:
+            await self._leave()
+            raise
+        self._talking = asyncio.create_task(self._talk())
+        return self
+
+    async def _enter(self) -> None:
         address = self._stack.address()
         run = secrets.token_hex(4)
         for number in range(VIEWERS):
@@ -83,8 +92,10 @@ class RoomTraffic:
         await self._clients[0].rooms.create(self.room_id)
         for client in self._clients:
             self.viewers.append(Viewer(await client.rooms.join(self.room_id, timeout_s=60.0)))
-        self._talking = asyncio.create_task(self._talk())
-        return self
+
+    async def _leave(self) -> None:
+        for client in self._clients:
+            await client.close()
 
     async def _talk(self) -> None:
         number = 0
@@ -115,8 +126,7 @@ class RoomTraffic:
                 at = (self.acked[-1].epoch, self.acked[-1].room_seq)
                 await eventually(lambda: all(one.last >= at for one in self.viewers), 120, "the end")
         finally:
-            for client in self._clients:
-                await client.close()
+            await self._leave()
 
     def check(self, figures: dict[str, Any]) -> None:
         """The verdict over all viewers."""

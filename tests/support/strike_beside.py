@@ -58,16 +58,26 @@ class Twin:
         self.open: set[bytes] = set()
 
     async def __aenter__(self) -> Self:
+        try:
+            await self._enter()
+        except BaseException:
+            await self._leave()
+            raise
+        self._talking = asyncio.create_task(self._talk())
+        return self
+
+    async def _enter(self) -> None:
         for user in self.users:
             client = QimClient(self._address.require_url(), self._address.token(user), "phone", options=BRISK)
             self._clients.append(client)
             await client.connect(HEAL_S)
         await self._clients[0].groups.create([self.users[1]], conversation_id=self._group)
-        self._talking = asyncio.create_task(self._talk())
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
+        await self._leave()
+
+    async def _leave(self) -> None:
         for client in self._clients:
             await client.close()
 
