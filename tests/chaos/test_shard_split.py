@@ -123,7 +123,7 @@ async def test_shards_are_split_twice_under_traffic(
         assert tried.returncode == 0, tried.stderr
         assert standing(stack)["under_way"] is None
         killed = await asyncio.to_thread(
-            qim, stack, "shard", "split", QIM_FAILPOINT="shard.marked_some:2:kill"
+            qim, stack, "shard", "split", QIM_FAILPOINT="shard.marked_some:1:kill"
         )
         assert killed.returncode == -9, killed.stderr
         figures["split, s"] = await split_again(stack)
