@@ -3,11 +3,18 @@
 Spec: §11, §13.
 """
 
-from fastapi import APIRouter
+from dataclasses import replace
+from typing import Annotated
+
+from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
 from qim_streams.console.model import TopologyView
 from qim_streams.console.services import ConsoleDeps
+
+PartitionsOf = Annotated[
+    str | None, Query(pattern="^[A-Za-z0-9_-]{0,80}$", description="only of this stage; null: of all")
+]
 
 
 class GatewaysAnswer(BaseModel):
@@ -22,9 +29,13 @@ def topology_routes(console: ConsoleDeps) -> APIRouter:
     gateways = console.gateways
 
     @routes.get("/topology")
-    async def topology() -> TopologyView:
+    async def topology(partitions_of: PartitionsOf = None) -> TopologyView:
         """Every stage in the order of a message's way: rates, lag in records and seconds, owners, health."""
-        return await console.topology.read()
+        view = await console.topology.read()
+        if partitions_of is None:
+            return view
+        stages = [one if one.name == partitions_of else replace(one, partitions=[]) for one in view.stages]
+        return replace(view, stages=stages)
 
     @routes.get("/gateways")
     async def known_gateways() -> GatewaysAnswer:

@@ -44,7 +44,10 @@ class WorkerView:
 
 @dataclass(frozen=True, slots=True)
 class StageView:
-    """A stage: the worst of its partitions, the sums of their rates, the largest lag in seconds."""
+    """A stage: the worst of its partitions, the sums of their rates, the largest lag in seconds.
+
+    `partitions` may be left out; how many there are and how many have an owner is told in any case.
+    """
 
     name: str
     title: str
@@ -55,6 +58,8 @@ class StageView:
     lag_records: int | None
     lag_s: float | None
     workers: list[WorkerView]
+    partitions_total: int
+    partitions_owned: int
     partitions: list[PartitionView]
 
 

@@ -160,6 +160,8 @@ class Topology:
             _whole(rules.added(one.lag_records for one in partitions)),
             rules.largest(one.lag_s for one in partitions),
             workers,
+            len(partitions),
+            sum(one.owner is not None for one in partitions),
             partitions,
         )
 

@@ -29,7 +29,7 @@ class World:
             base_url=f"{self.url}/v1/", headers={"Authorization": f"Bearer {self.key}"}, timeout=60
         )
         self._open: list[QimClient] = []
-        self.ann = self.person("ann")
+        self.ann, self.ben = self.person("ann"), self.person("ben")
         self.post(
             "groups",
             {

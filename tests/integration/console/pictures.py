@@ -6,7 +6,9 @@ It starts a stack of its own, lets people talk, breaks a record on purpose, and 
 import asyncio
 import sys
 import tempfile
+import threading
 from pathlib import Path
+from random import random
 
 from qim_streams.client import QimClient
 from qim_streams.sharding.kafka_mapping import append_record
@@ -30,8 +32,30 @@ async def talk(client: dict[str, str], tokens: dict[str, str], rounds: int) -> t
     return last.message_id.hex(), last.conversation_id
 
 
-def prepare(stack: StackProcess) -> tuple[str, str]:
-    """A tenant with something in it."""
+class Talking:
+    """People who go on talking while somebody looks; a loop of their own."""
+
+    def __init__(self, client: dict[str, str], token: str) -> None:
+        self._client, self._token, self._end = client, token, threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._talk()), daemon=True)
+
+    def __enter__(self) -> "Talking":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join(60)
+
+    async def _talk(self) -> None:
+        async with QimClient(self._client["gateway_url"], self._token, "ann-tablet") as ann:
+            while not self._end.is_set():
+                await ann.send(b"more news", conversation_id="team")
+                await asyncio.sleep(0.15 + 0.1 * random())
+
+
+def prepare(stack: StackProcess) -> tuple[str, str, str]:
+    """A tenant with something in it; a message of its group, and a token of a member."""
     import httpx
 
     client = stack.client
@@ -43,10 +67,21 @@ def prepare(stack: StackProcess) -> tuple[str, str]:
         body = {"conversation_id": "team", "name": "The team", "owner": "ann", "members": users}
         api.post("groups", json=body).raise_for_status()
         tokens = {user: api.post("tokens", json={"user_id": user}).json()["access_token"] for user in users}
-    for partition, words in ((1, b"not a dispatch"), (4, b"nor this")):
-        append_record(client["brokers"], "qim.dispatch.v1", partition, b"broken", words)
-    append_record(client["brokers"], "qim.outbox.v1", 0, b"broken", b"not a message")
-    return asyncio.run(talk(client, tokens, 8))
+    for topic, partition, words in (
+        ("qim.dispatch.v1", 1, b"not a dispatch"),
+        ("qim.dispatch.v1", 2, b"nor this"),
+        ("qim.outbox.v1", 0, b"not a message"),
+    ):
+        append_record(client["brokers"], topic, partition, b"broken", words)
+    return (*asyncio.run(talk(client, tokens, 8)), tokens["ann"])
+
+
+def photograph_topology(opened: Browser, directory: Path) -> None:
+    """The pipeline at work, for long enough to have a line."""
+    with opened.tab(**SIZE) as tab:
+        tab.go("#/topology")
+        tab.page.wait_for_timeout(45_000)
+        tab.page.screenshot(path=directory / "topology.png")
 
 
 def photograph(opened: Browser, message: str, conversation: str, directory: Path) -> None:
@@ -55,13 +90,9 @@ def photograph(opened: Browser, message: str, conversation: str, directory: Path
     def take(tab: Tab, name: str) -> None:
         tab.page.screenshot(path=directory / f"{name}.png")
 
-    with opened.tab(**SIZE) as tab:
-        tab.go("#/topology")
-        tab.page.wait_for_timeout(8_000)
-        take(tab, "topology")
     with opened.tab(**SIZE, dark=True) as tab:
         tab.go("#/tables")
-        tab.until("() => document.querySelectorAll('.lanes').length > 7")
+        tab.until("() => document.querySelectorAll('.lanes').length > 3")
         take(tab, "lanes")
     with opened.tab(**SIZE) as tab:
         tab.go(f"#/trace?tenant={TENANT}&message={message}&conversation={conversation}")
@@ -95,8 +126,10 @@ def main() -> None:
     directory = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/images")
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as state, StackProcess(Path(state) / "stack", "--web") as stack:
-        message, conversation = prepare(stack)
+        message, conversation, token = prepare(stack)
         with browser(stack.client["admin_url"], stack.client["admin_api_key"]) as opened:
+            with Talking(stack.client, token):
+                photograph_topology(opened, directory)
             photograph(opened, message, conversation, directory)
 
 

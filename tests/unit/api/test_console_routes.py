@@ -11,7 +11,7 @@ import pytest
 
 from qim_streams.console.dead_letters import LetterPage
 from qim_streams.console.directory import ConversationPage, MessagePage, SessionPage, UserPage
-from qim_streams.console.model import TopologyView
+from qim_streams.console.model import PartitionView, StageView, TopologyView
 from qim_streams.console.refusals import ConsoleRefusal
 from qim_streams.console.services import ConsoleDeps
 from qim_streams.console.worker_tables import Table, TablePage
@@ -19,6 +19,7 @@ from qim_streams.errors import Outcome, ProtocolError, StoreUnavailable
 from tests.unit.api.fakes import FakeWriter, client, deps
 
 LETTER = "/v1/dead-letters/0-3"
+PARTITION = PartitionView(0, "t", 1, 1, 1.0, 1.0, 0, 0.0, "w", 3, "ok", None)
 ROUTES = [
     "/v1/topology", "/v1/gateways", "/v1/tables", "/v1/tables/lane_watermarks/rows", "/v1/shards",
     "/v1/shards/1",
@@ -48,7 +49,10 @@ class Fake:
 
     async def read(self) -> TopologyView:
         self._note("topology")
-        return TopologyView(1, 10.0, [], [])
+        stages = [
+            StageView(name, name, "ok", [], 1.0, 1.0, 0, 0.0, [], 1, 1, [PARTITION]) for name in ("a", "b")
+        ]
+        return TopologyView(1, 10.0, stages, [])
 
     async def rows(self, table: Table, partition: int | None, fields: dict[str, str]) -> TablePage:
         self._note(table.name, partition, fields)
@@ -125,6 +129,14 @@ async def test_what_is_asked_for_reaches_the_services(api: httpx.AsyncClient, fa
         answer = await api.get(path)
         assert answer.status_code == 200, answer.text
         assert fake.asked[-1] == call
+
+
+async def test_partitions_of_one_stage_are_enough(api: httpx.AsyncClient) -> None:
+    """Hundreds of partitions of each stage are not sent every two seconds to who looks at one."""
+    for query, counts in (("", [1, 1]), ("?partitions_of=b", [0, 1]), ("?partitions_of=-", [0, 0])):
+        stages = (await api.get(f"/v1/topology{query}")).json()["stages"]
+        assert [len(one["partitions"]) for one in stages] == counts
+        assert [one["partitions_total"] for one in stages] == [1, 1]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ const PATIENCE_MS = 20000;
 const REMEDIES = {
   API_KEY_REQUIRED: "Sign in again with the key of QIM_ADMIN_API_KEY.",
   STORE_UNAVAILABLE: "A store or the broker does not answer: look at the topology and at `qim status`.",
+  ROLE_REQUIRED: "The role of your key does not permit it: sign in with another key, or ask an administrator.",
+  NO_USER: "Check the tenant and the spelling.",
   TOO_MANY_TRACES: "Wait for the other traces to end.",
   MESSAGE_NOT_FOUND: "Check tenant and id; name the conversation if you know it.",
   NO_CONVERSATION: "Check tenant and id. A direct chat exists from its first message on.",

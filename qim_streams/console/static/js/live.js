@@ -1,4 +1,9 @@
-/** Doing something again and again while a page is open and its tab is looked at. */
+/** Doing something again and again while a page is open and its tab is looked at; at once when asked to. */
+
+/** Look now: what is shown was chosen anew. */
+export function lookNow() {
+  dispatchEvent(new Event("qim-look"));
+}
 
 /**
  * Call `work` now and every `ms` after it ended, until `signal` ends. A failure is told by `failed` and tried
@@ -24,9 +29,10 @@ export async function every(ms, signal, work, failed) {
 
 function pause(ms, signal) {
   return new Promise((resolve) => {
-    const end = () => { clearTimeout(timer); document.removeEventListener("visibilitychange", end); resolve(); };
+    const end = () => { clearTimeout(timer); document.removeEventListener("visibilitychange", end); removeEventListener("qim-look", end); resolve(); };
     const timer = setTimeout(end, ms);
     document.addEventListener("visibilitychange", end, { once: true });
+    addEventListener("qim-look", end, { once: true });
     signal.addEventListener("abort", end, { once: true });
   });
 }

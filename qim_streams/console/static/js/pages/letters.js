@@ -21,7 +21,7 @@ export async function letters(main, params, signal) {
       { title: "When", cell: (row) => h("span", { class: "nowrap", title: moment(row.at_ms) }, ago(row.at_ms)) },
       { title: "Record", cell: (row) => [h("a", { href: `#/letters?letter=${row.id}` }, `${row.topic}[${row.partition}]`), h("div", { class: "dim" }, `offset ${number(row.offset)}`)] },
       { title: "Role", cell: (row) => row.role },
-      { title: "Cause", cell: (row) => [h("div", {}, row.message), h("div", { class: "dim" }, row.cause)] },
+      { title: "Cause", cell: (row) => h("div", { class: "cause" }, row.message, h("div", { class: "dim" }, row.cause)) },
       { title: "Size", num: true, cell: (row) => bytes(row.value_bytes) },
       { title: "State", cell: (row) => badge(...STATES[row.state] ?? ["off", row.state]) },
       { title: "", cell: (row) => actions(row, () => table.show()) },

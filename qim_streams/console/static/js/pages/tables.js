@@ -24,7 +24,7 @@ export function silence(page) {
   const parts = [];
   if (page.note) parts.push(h("p", { class: "note warn", role: "status" }, h("strong", {}, "No worker answers for this"), words(page.note)));
   for (const one of page.unanswered) {
-    parts.push(h("p", { class: "note bad", role: "alert" }, h("strong", {}, `${one.worker} does not answer`), `${one.why.replace(/[.?!]$/, "")}. Look at its log and at `, h("a", { href: "#/topology" }, "the topology"), "."));
+    parts.push(h("p", { class: "note bad", role: "alert" }, h("strong", {}, `${hostOf(one.worker)} does not answer`), `${one.why.replace(/[.?!]$/, "")}. Look at its log and at `, h("a", { href: "#/topology" }, "the topology"), "."));
   }
   return parts;
 }
@@ -37,6 +37,11 @@ export function strip(lanes) {
     class: "lanes", role: "img",
     "aria-label": late ? `${late} of 64 lanes behind ${number(top)}, the last one by ${number(top - Math.min(...lanes))}` : `all 64 lanes at ${number(top)}`,
   }, lanes.map((seq, lane) => h("i", { class: seq < 0 ? "none" : `b${step(top - seq)}`, title: `lane ${lane}: ${seq}` })));
+}
+
+/** A worker by host and port. */
+function hostOf(url) {
+  return url.replace(/^https?:\/\//, "");
 }
 
 function step(behind) {
@@ -58,7 +63,7 @@ async function lanesTab(place, params, signal) {
       { title: "64 lanes", cell: (row) => strip(row.lanes) },
       { title: "Epoch", num: true, cell: (row) => row.epoch, sort: (row) => row.epoch },
       { title: "Written", cell: (row) => h("span", { class: "nowrap", title: moment(row.at_ms) }, ago(row.at_ms)), sort: (row) => row.at_ms },
-      { title: "Worker", cell: (row) => h("code", {}, row.worker) },
+      { title: "Worker", cell: (row) => h("code", {}, hostOf(row.worker)) },
     ],
     text: (row) => `shard ${row.shard} ${row.worker}`,
     empty: ["No rows yet", "A shard has a row from its first message on."],
@@ -100,7 +105,7 @@ async function dispatchTab(place, params, signal) {
       const page = await get("tables/dispatch_progress/rows", {
         partition: shard, offset: cursor ? null : params.get("offset"), limit, next_from: cursor?.from, next_after: cursor?.after,
       }, ends);
-      return { rows: page.rows, next: page.next_after === null ? null : { from: page.next_from, after: page.next_after }, note: [page.worker ? h("p", { class: "dim" }, "Served by ", h("code", {}, page.worker)) : null, silence(page)] };
+      return { rows: page.rows, next: page.next_after === null ? null : { from: page.next_from, after: page.next_after }, note: [page.worker ? h("p", { class: "dim" }, "Served by ", h("code", {}, hostOf(page.worker))) : null, silence(page)] };
     },
   }, signal);
   fill(place, shardForm([["partition", "Shard", { otherwise: "0", attributes: { required: true } }], ["offset", "From the page that holds offset (optional)"]], params, "dispatch"), table.element);
@@ -129,7 +134,7 @@ async function presenceTab(place, params, signal) {
         partition: shard, limit, next_from: cursor?.from, next_after: cursor?.after,
         tenant: found ? tenant : null, ordinal: found?.ordinal,
       }, ends);
-      return { rows: page.rows, next: page.next_after === null ? null : { from: page.next_from, after: page.next_after }, note: [page.worker ? h("p", { class: "dim" }, "Served by ", h("code", {}, page.worker)) : null, silence(page)] };
+      return { rows: page.rows, next: page.next_after === null ? null : { from: page.next_from, after: page.next_after }, note: [page.worker ? h("p", { class: "dim" }, "Served by ", h("code", {}, hostOf(page.worker))) : null, silence(page)] };
     },
   }, signal);
   const form = h("form", {
@@ -158,7 +163,7 @@ async function fanoutTab(place, params, signal) {
       { title: "Dispatched through", num: true, cell: (row) => number(row.dispatched_through), sort: (row) => row.dispatched_through },
       { title: "Fence", num: true, cell: (row) => number(row.fence) },
       { title: "Written", cell: (row) => h("span", { title: moment(row.at_ms) }, ago(row.at_ms)), sort: (row) => row.at_ms },
-      { title: "Worker", cell: (row) => h("code", {}, row.worker) },
+      { title: "Worker", cell: (row) => h("code", {}, hostOf(row.worker)) },
     ],
     text: (row) => String(row.partition), empty: ["No rows yet", "A partition has a row from its first message on."],
   });

@@ -3,7 +3,7 @@
 import { get } from "../api.js";
 import { badge, facts, fill, h, head, problem, svg } from "../dom.js";
 import { count, moment, number, rate, seconds } from "../format.js";
-import { every } from "../live.js";
+import { every, lookNow } from "../live.js";
 import { LocalTable } from "../table.js";
 
 const HISTORY = 60; // looks in a spark line
@@ -19,12 +19,13 @@ export async function topology(main, params, signal) {
   const stamp = h("span", { class: "dim" }, "measuring …");
   fill(main, head("Topology", "Every stage in the order of a message’s way. Rates are over the last ten seconds; lag is what waits in front of a stage.", stamp),
     problems, flow, detail);
+  Object.assign(state, { flow, detail, info });
   await every(2000, signal, async () => {
-    const view = await get("topology", null, signal);
-    stamp.textContent = `as of ${moment(view.at_ms).slice(11, 19)}`;
-    fill(problems, view.problems.map((text) => h("p", { class: "note bad" }, text)));
-    for (const stage of view.stages) note(state.rates, stage);
-    draw(flow, detail, info, view, state);
+    state.view = await get("topology", { partitions_of: state.open ?? "-" }, signal);
+    stamp.textContent = `as of ${moment(state.view.at_ms).slice(11, 19)}`;
+    fill(problems, state.view.problems.map((text) => h("p", { class: "note bad" }, text)));
+    for (const stage of state.view.stages) note(state.rates, stage);
+    draw(state);
   }, (error) => { fill(problems, problem(error)); stamp.textContent = "not up to date"; });
 }
 
@@ -34,24 +35,30 @@ function note(rates, stage) {
   rates.set(stage.name, seen.slice(-HISTORY));
 }
 
-function draw(flow, detail, info, view, state) {
-  for (const stage of view.stages) {
+function draw(state) {
+  for (const stage of state.view.stages) {
     if (!state.cards.has(stage.name)) {
-      const card = h("button", { type: "button", class: "stage", onclick: () => toggle(stage.name) });
+      const card = h("button", { type: "button", class: "stage", onclick: () => toggle(stage.name, state) });
       state.cards.set(stage.name, card);
-      flow.append(h("li", {}, card));
+      state.flow.append(h("li", {}, card));
     }
     drawCard(state.cards.get(stage.name), stage, state);
   }
-  const toggle = (name) => {
-    state.open = state.open === name ? null : name;
-    history.replaceState(null, "", `#/topology${state.open ? `?stage=${encodeURIComponent(state.open)}` : ""}`);
-    draw(flow, detail, info, view, state);
-    if (state.open) detail.scrollIntoView({ block: "nearest" });
-  };
-  const opened = view.stages.find((stage) => stage.name === state.open);
-  detail.hidden = !opened;
-  if (opened) drawDetail(info, opened, state);
+  const opened = state.view.stages.find((stage) => stage.name === state.open);
+  state.detail.hidden = !opened;
+  if (!opened) return;
+  const here = opened.partitions.length > 0 || opened.partitions_total === 0; // else they come with the next look
+  state.table.element.hidden = !here;
+  if (here) drawDetail(state.info, opened, state);
+  else fill(state.info, h("header", {}, h("h2", {}, opened.title)), h("p", { class: "dim" }, "loading …"));
+}
+
+function toggle(name, state) {
+  state.open = state.open === name ? null : name;
+  history.replaceState(null, "", `#/topology${state.open ? `?stage=${encodeURIComponent(state.open)}` : ""}`);
+  draw(state);
+  if (state.open) state.detail.scrollIntoView({ block: "nearest" });
+  lookNow();
 }
 
 function drawCard(card, stage, state) {
@@ -69,7 +76,7 @@ function drawCard(card, stage, state) {
 }
 
 function owned(stage) {
-  return `${stage.partitions.filter((one) => one.owner !== null).length} of ${stage.partitions.length}`;
+  return `${stage.partitions_owned} of ${stage.partitions_total}`;
 }
 
 function spark(values) {
