@@ -25,6 +25,7 @@ class KafkaAccess:
     mechanism: str = ""
     user: str = ""
     password: str = field(default="", repr=False)
+    requests_in_flight: int = 1  # of one producer at one broker
 
     def __str__(self) -> str:
         return self.servers

@@ -49,6 +49,7 @@ class Settings(NotificationSettings, SecuritySettings):
     state_dir: Path = _setting(Path(".qim"), "stack", "where the embedded servers and workers keep state")
     node_id: str = _setting("node-1", "stack", "stable name of this node; leases and static group membership")
     brokers: str = _setting("127.0.0.1:9092", "stack", "Kafka bootstrap servers, comma separated")
+    kafka_requests_in_flight: int = _setting(1, "stack", "of a producer at a broker; 5 if far", ge=1, le=5)
     redis_url: SecretStr = _setting(SecretStr("redis://127.0.0.1:6379/0"), "stack", "Redis of the hot tier")
     redis_url_file: Path | None = _setting(None, "stack", "file with redis_url, password included")
     topic_profile: str = _setting(
@@ -274,9 +275,7 @@ class Settings(NotificationSettings, SecuritySettings):
     api_host: str = _setting("127.0.0.1", "api", "address of the HTTP admin API")
     api_port: int = _setting(8081, "api", "port of the HTTP admin API; 0 = any free", ge=0, le=65535)
     console_enabled: bool = _setting(True, "api", "serve the operator's console, below /console/")
-    console_workers: str = _setting(
-        "", "api", "web views of the workers that the console reads, URLs with commas; empty = none"
-    )
+    console_workers: str = _setting("", "api", "web views that the console reads, URLs with commas")
 
     @model_validator(mode="before")
     @classmethod
@@ -341,6 +340,7 @@ class Settings(NotificationSettings, SecuritySettings):
             mechanism=self.kafka_sasl_mechanism,
             user=self.kafka_sasl_user,
             password=self.kafka_sasl_password.get_secret_value(),
+            requests_in_flight=self.kafka_requests_in_flight,
         )
 
     @property

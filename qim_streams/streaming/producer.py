@@ -76,12 +76,13 @@ class ProducerSpec:
 
     def config(self) -> dict[str, Any]:
         """The librdkafka configuration; everything that order and durability depend on is explicit."""
+        access = access_of(self.brokers)
         return {
-            **access_of(self.brokers).librdkafka(),
+            **access.librdkafka(),
             "client.id": self.client_id,
             "enable.idempotence": True,
             "acks": "all",
-            "max.in.flight.requests.per.connection": 5,
+            "max.in.flight.requests.per.connection": access.requests_in_flight,
             "linger.ms": self.linger_ms,
             "compression.type": self.compression,
             "message.timeout.ms": self.message_timeout_ms,

@@ -9,6 +9,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from qim_streams.errors import LogAppendError, Outcome, ProducerFatalError, RecordTooLargeError
+from qim_streams.kafka_access import KafkaAccess
 from qim_streams.streaming import producer as module
 from qim_streams.streaming.producer import LogProducer, OutgoingRecord, ProducerSpec
 
@@ -104,7 +105,9 @@ def test_the_configuration_says_what_order_and_durability_depend_on() -> None:
     config = ProducerSpec("b", "c").config()
     assert config["enable.idempotence"] is True
     assert config["acks"] == "all"
-    assert config["max.in.flight.requests.per.connection"] <= 5
+    assert config["max.in.flight.requests.per.connection"] == 1
+    far = ProducerSpec(KafkaAccess("b", requests_in_flight=5), "c").config()
+    assert far["max.in.flight.requests.per.connection"] == 5
     assert config["allow.auto.create.topics"] is False
 
 
