@@ -42,6 +42,7 @@ _COMMANDS = {
     "trace": ("qim_streams.cli.trace", "trace", "show a message's way through all levels"),
     "archive": ("qim_streams.cli.archive", "archive", "prepare and inspect the archive"),
     "repair": ("qim_streams.cli.repair", "repair", "compare Redis with the logs and bring it back"),
+    "user": ("qim_streams.cli.user", "user", "export or erase what there is of a user"),
     "backup": ("qim_streams.cli.backup", "backup", "copy what cannot be rebuilt into a directory"),
     "restore": ("qim_streams.cli.backup", "restore", "restore a backup into empty servers"),
     "shard": ("qim_streams.cli.shard", "shard", "show and split MailboxShards"),

@@ -22,7 +22,7 @@ from qim_streams.errors import RecordError
 from qim_streams.ids import direct_conversation_id, is_text_id
 from qim_streams.lru import LruMap
 from qim_streams.mentions import decode_mentions
-from qim_streams.operations.rules import OPERATIONS
+from qim_streams.operations.rules import OPERATIONS, OPERATORS_DEVICE
 from qim_streams.quotas.buckets import Bucket, TenantQuotas
 from qim_streams.quotas.rates import ConversationRates
 from qim_streams.records import KIND_MESSAGE, KIND_RECALL
@@ -94,6 +94,8 @@ class Admission:
             tenant_id, conversation_id, sender_id, _, device_id, client_message_id, _, to_user_id, kind,
             target_seq, mentions,
         ) = request  # fmt: skip
+        if device_id == OPERATORS_DEVICE and kind == KIND_RECALL:
+            device_id = sender_id  # an erasure: no client's device
         named = tenant_id, conversation_id, sender_id, device_id, to_user_id
         if named not in self._formed:
             if to_user_id is not None and not is_text_id(to_user_id):

@@ -9,7 +9,7 @@ from qim_streams.commit.outcome import SendRequest
 from qim_streams.commit.ports import CommitRequest, DirectChat
 from qim_streams.commit.rules import payload_digest
 from qim_streams.mentions import EVERYBODY
-from qim_streams.operations.rules import NO_REVISION, STATE_OF, operation_tail
+from qim_streams.operations.rules import NO_REVISION, OPERATORS_DEVICE, RECORDED_AS, STATE_OF, operation_tail
 from qim_streams.records import KIND_MESSAGE, STATE_NORMAL, MessageRecord
 
 
@@ -34,7 +34,8 @@ def commit_request(
         message_id,
         send.sender_id,
         send.sender_ordinal,
-        send.sender_device_id,
+        # Every reader of the record holds names to be ids.
+        RECORDED_AS if send.sender_device_id == OPERATORS_DEVICE else send.sender_device_id,
         send.client_message_id,
         epoch,
         now_ms,

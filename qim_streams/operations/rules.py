@@ -36,6 +36,8 @@ from qim_streams.records import (
 RECALL_REVISION = REVISION_MAX
 EDITS_MAX = REVISION_MAX - 1  # of one message
 OPERATIONS = (KIND_EDIT, KIND_RECALL)
+OPERATORS_DEVICE = ":operator"  # no client can have it (`ids.is_text_id`); it knows no window
+RECORDED_AS = "operator"  # its name in records
 STATE_OF = {KIND_EDIT: STATE_EDITED, KIND_RECALL: STATE_RECALLED}
 NO_REVISION = 0
 
