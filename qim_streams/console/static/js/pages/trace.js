@@ -20,7 +20,7 @@ export async function trace(main, params, signal) {
       if (location.hash === place) search(); else location.hash = place;
     },
   }, tenantField(tenant, signal),
-  h("label", { class: "field" }, "Message id", h("input", { name: "message", value: message, required: true, pattern: "\\s*[0-9a-fA-F]{32}\\s*", placeholder: "32 hex digits", class: "mono", autocomplete: "off", spellcheck: "false" })),
+  h("label", { class: "field double" }, "Message id", h("input", { name: "message", value: message, required: true, pattern: "\\s*[0-9a-fA-F]{32}\\s*", placeholder: "32 hex digits", class: "mono", autocomplete: "off", spellcheck: "false" })),
   h("label", { class: "field" }, "Conversation (optional, makes it faster)", h("input", { name: "conversation", value: conversation, autocomplete: "off", spellcheck: "false" })),
   h("div", {}, h("button", { class: "primary", type: "submit" }, "Trace")));
   fill(main, head("Trace a message", "Where a message is at each level, from COMMITTED to NOTIFIED, and where not. Ids are in SEND_ACK, in logs and in a conversation’s messages."), form, result);
