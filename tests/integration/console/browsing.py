@@ -78,6 +78,12 @@ class Tab:
         table = self.page.locator("table", has=self.page.locator("caption", has_text=caption))
         return table.locator("tbody tr:not(.skeleton)")
 
+    def settled(self) -> "Tab":
+        """Wait until no table waits for its rows any more."""
+        self.page.locator("h1").first.wait_for()
+        self.until("() => !document.querySelector('.skeleton, [aria-busy]')")
+        return self
+
     def overflow(self) -> int:
         """Pixels by which the page is wider than the screen."""
         return int(

@@ -217,6 +217,8 @@ def test_a_group_with_its_members_and_messages(chromium: Browser) -> None:
     with chromium.tab() as tab:
         tab.go(f"#/conversations?tenant={TENANT}&conversation=c-team")
         tab.sees("The <b>team</b>")
+        tab.sees("Messages, the newest first")
+        tab.settled()
         assert tab.page.locator("main b").count() == 0
         assert tab.rows("Members").count() == 25
         assert "hello" not in tab.text()
@@ -267,8 +269,7 @@ def test_dead_letters_are_given_back_and_discarded(chromium: Browser, world: Wor
     with chromium.tab() as tab:
         letters = tab.rows("Dead letters").filter(has_text="qim.dispatch.v1[1]")
         for _ in range(100):
-            tab.go("#/letters?state=open")
-            tab.until("() => !document.querySelector('.skeleton')")
+            tab.go("#/letters?state=open").settled()
             if letters.count():
                 break
             tab.page.wait_for_timeout(300)
@@ -280,8 +281,7 @@ def test_dead_letters_are_given_back_and_discarded(chromium: Browser, world: Wor
         tab.page.locator("dialog").get_by_role("button", name="Give back").click()
         tab.sees("given back", within=".page-head")
         for _ in range(100):  # the stage tried again and could not: another letter
-            tab.go("#/letters?state=open")
-            tab.until("() => !document.querySelector('.skeleton')")
+            tab.go("#/letters?state=open").settled()
             if letters.count():
                 break
             tab.page.wait_for_timeout(300)
@@ -345,8 +345,7 @@ def test_narrow_screens_and_both_colours(chromium: Browser, dark: bool) -> None:
     with chromium.tab(width=360, height=740, dark=dark) as tab:
         for place in PAGES:
             tab.go(place)
-            tab.page.locator("h1").first.wait_for()
-            tab.until("() => !document.querySelector('.skeleton')")
+            tab.settled()
             assert tab.overflow() <= 0, place
         background = tab.page.evaluate("getComputedStyle(document.body).backgroundColor")
         red = int(re.findall(r"\d+", background)[0])
