@@ -18,7 +18,7 @@ from qim_streams.sharding.rules import Placement, Split, Step
 from qim_streams.sync.boundaries import EpochBoundary
 
 BOUNDARIES_SHOWN: Final = 20
-STEPS: Final = ("prepared", "marked", "settled", "done")
+STEPS: Final = ("planned", "prepared", "marked", "settled", "done")
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,7 @@ class ShardMap:
         elif split.marks:
             dispatched = await self._logs.dispatched()
             passed = sum(dispatched[at] >= mark for at, mark in enumerate(split.marks))
-        step = STEPS[split.step - 1]
+        step = STEPS[split.step]
         if split.step is Step.SETTLED and caught_up == len(split.pairs):
             step = STEPS[-1]
         return SplitView(

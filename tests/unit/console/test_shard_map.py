@@ -83,6 +83,7 @@ async def test_a_map_that_was_never_split() -> None:
 @pytest.mark.parametrize(
     ("made", "step", "passed", "caught_up"),
     [
+        (split(Step.PLANNED), "planned", 0, 0),
         (split(Step.PREPARED), "prepared", 0, 0),
         (split(Step.MARKED, marks=(9, 15)), "marked", 1, 0),
         (split(Step.SETTLED, marks=(9, 9), ends=(50, 70)), "settled", 2, 1),

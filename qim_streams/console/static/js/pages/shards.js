@@ -63,6 +63,7 @@ function leaseTable() {
 }
 
 const STEPS = [
+  ["planned", "Planned", () => "may still be abandoned"],
   ["prepared", "Prepared", () => "the pairs are known to everybody"],
   ["marked", "Marked", (split) => `${split.partitions_passed} of ${split.partitions} Outbox partitions passed`],
   ["settled", "Settled", (split) => `${split.shards_caught_up} of ${split.shards} old shards caught up`],
