@@ -46,8 +46,11 @@ encode_seen = _SEEN.pack  # the bytes of a Seen from its offset and digest
 
 
 def decode_seen(data: bytes) -> Seen:
-    """A Seen from its 16 bytes."""
-    return Seen(*_SEEN.unpack(data))
+    """A Seen from its 16 bytes; RecordError if they are not that many."""
+    try:
+        return Seen(*_SEEN.unpack(data))
+    except struct.error as error:
+        raise RecordError(f"Seen: {len(data)} bytes, not {_SEEN.size}") from error
 
 
 class DoneDispatch(NamedTuple):
