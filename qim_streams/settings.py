@@ -65,7 +65,7 @@ class Settings(NotificationSettings, SecuritySettings):
         0, "stack", "partitions of qim.dispatch.v1: how far shards can be split; 0 = not", ge=0, le=4096
     )
     connection_shards: int = _setting(
-        2, "stack", "partitions of qim.push.v1 = ConnectionShards", ge=1, le=4096
+        4, "stack", "partitions of qim.push.v1 = ConnectionShards", ge=1, le=4096
     )
     room_partitions: int = _setting(4, "stack", "partitions of qim.room.v1; fixed once used", ge=1, le=4096)
     log_level: str = _setting(

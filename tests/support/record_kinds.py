@@ -8,6 +8,8 @@ import json
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+from pyroaring import BitMap
+
 from qim_streams.archive import rocksdb_layout
 from qim_streams.fanout.progress import OutboxPage, decode_outbox_page
 from qim_streams.mailbox.floors import Floor, decode_floor
@@ -140,7 +142,7 @@ KINDS: Final[dict[str, Kind]] = {
     ),
     "bitmap": Kind(
         [1, 5, 70_000],
-        lambda: bitmaps.encode(bitmaps.BitMap([1, 5, 70_000])),
+        lambda: bitmaps.encode(BitMap([1, 5, 70_000])),
         lambda data: list(bitmaps.decode(data)),
     ),
     "RoomRecord": _of(

@@ -46,7 +46,7 @@ def test_the_declared_topics_are_valid_and_complete() -> None:
         "qim.dispatch.v1": 4,
         "qim.presence.v1": 4,
         "qim.mapping.v1": 1,
-        "qim.push.v1": 2,
+        "qim.push.v1": 4,
         "qim.push-task.v1": 4,
         "qim.push-device.v1": 4,
         "qim.membership.v1": 2,
