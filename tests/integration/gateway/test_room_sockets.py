@@ -94,7 +94,7 @@ class Viewer:
 def shrink(world: GatewayWorld) -> None:
     """Small send buffers of the gateway's sockets, so that little is enough to fill them."""
     for one in world.server.sockets:
-        one._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)
+        one.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)
 
 
 async def flood(rooms: RoomWorld, viewers: list[Viewer], mute_at: int = -1) -> None:
