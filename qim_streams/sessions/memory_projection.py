@@ -29,6 +29,7 @@ class MemoryProjection:
         self.stands: dict[int, Checkpoint] = {}
         self.covered: dict[CoverOf, Cover] = {}
         self.known_tenants: set[str] = set()
+        self.lives = 1
 
     def lose(self) -> None:
         """Everything is gone: an empty store."""
@@ -63,13 +64,18 @@ class MemoryProjection:
             self.stands[shard] = new
         return self.stands[shard]
 
+    async def life(self) -> str:
+        """See `ProjectionStore.life`."""
+        return str(self.lives)
+
     async def advance(self, moves: Sequence[Advance]) -> list[Checkpoint | None]:
         """See `ProjectionStore.advance`."""
-        for shard, epoch, expected, observed in moves:
+        lived = [move for move in moves if move.life in ("", str(self.lives))]
+        for shard, epoch, expected, observed, _ in lived:
             stands = self.stands.get(shard)
             if stands is not None and (stands.epoch, stands.offset) == (epoch, expected):
                 self.stands[shard] = stands._replace(offset=observed)
-        return [self.stands.get(move.shard) for move in moves]
+        return [self.stands.get(move.shard) if move in lived else None for move in moves]
 
     async def covers(self, wanted: Sequence[CoverOf]) -> list[Cover | None]:
         """See `ProjectionStore.covers`."""

@@ -5,7 +5,8 @@ A sweep (batches of any number of shards) goes through these steps, each durable
 1. decode (what the mailbox stage refuses is left out here, too), load members, fold by (user, conversation);
 2. rows, in as few store calls as there are slots; a conversation that is new to a user is registered in the
    same atomic step;
-3. what was handled is noted; `checkpoint` moves the shards' checkpoints by compare-and-set.
+3. what was handled is noted; `checkpoint` moves the shards' checkpoints by compare-and-set, in the life of
+   the store in which the rows were written: started again it may have lost them and kept the checkpoint.
 
 A crash after any step repeats the records since the checkpoint, which changes nothing: rows only grow. The
 group's committed offset decides nothing.
@@ -56,6 +57,7 @@ class ShardProgress:
     epoch: int
     checkpoint: int  # as it stands in the store
     handled: int  # rows of everything up to here are durable, wide messages that wait aside
+    life: str  # of the store, in which rows above the checkpoint were written
 
 
 class SessionProjection:
@@ -84,11 +86,12 @@ class SessionProjection:
 
     async def start_position(self, shard: int) -> int:
         """Which offset comes next."""
+        life = await self._store.life()
         begin, end = await self._log_range(shard)
         (stands,) = await self._store.checkpoints([shard])
         if stands is None or not begin <= stands.offset + 1 <= end:
             stands = await self._new_epoch(shard, stands, begin, end)
-        self._serve(shard, stands)
+        self._serve(shard, stands, life)
         return stands.offset + 1
 
     async def adopt(self, shard: int, start: int) -> None:
@@ -96,6 +99,7 @@ class SessionProjection:
 
         A checkpoint that reaches up to there goes on. Otherwise what lies between will not come: a new epoch.
         """
+        life = await self._store.life()
         (stands,) = await self._store.checkpoints([shard])
         if stands is None and start == 0:
             stands = await self._begin(shard, None, Checkpoint(FIRST_EPOCH, NOTHING, NOTHING), "first")
@@ -103,10 +107,10 @@ class SessionProjection:
             reason = "lost" if stands is None else "outside_log"
             new = Checkpoint(self._epoch_after(stands), start - 1, start - 1)
             stands = await self._begin(shard, stands, new, reason)
-        self._serve(shard, stands)
+        self._serve(shard, stands, life)
 
-    def _serve(self, shard: int, stands: Checkpoint) -> None:
-        self.served[shard] = ShardProgress(stands.epoch, stands.offset, stands.offset)
+    def _serve(self, shard: int, stands: Checkpoint, life: str) -> None:
+        self.served[shard] = ShardProgress(stands.epoch, stands.offset, stands.offset, life)
         log.info("shard %d: projection epoch %d, checkpoint %d", shard, stands.epoch, stands.offset)
 
     async def _new_epoch(self, shard: int, before: Checkpoint | None, begin: int, end: int) -> Checkpoint:
@@ -239,15 +243,16 @@ class SessionProjection:
         observed = progress.handled if waiting is None else min(progress.handled, waiting - 1)
         if observed <= progress.checkpoint:
             return None
-        return Advance(shard, progress.epoch, progress.checkpoint, observed)
+        return Advance(shard, progress.epoch, progress.checkpoint, observed, progress.life)
 
     def _adopt(self, move: Advance, stands: Checkpoint | None) -> None:
         """Take in what stands: another worker's progress is progress; less than we wrote is a loss."""
         progress = self.served.get(move.shard)
         if stands is None or stands.offset < move.expected:
             raise InvariantViolation(
-                f"the projection of shard {move.shard} fell back: its checkpoint was {move.expected} in "
-                f"epoch {move.epoch} and is {stands}; a restart goes on from there"
+                f"the projection of shard {move.shard} fell back, or its store was started again and may "
+                f"have lost rows: its checkpoint was {move.expected} in epoch {move.epoch}, the answer is "
+                f"{stands}; a restart goes on from the checkpoint"
             )
         if stands.epoch != move.epoch:
             raise FencedError(f"projection of shard {move.shard}", move.epoch, stands.epoch)

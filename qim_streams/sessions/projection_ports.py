@@ -10,12 +10,16 @@ from qim_streams.sessions.projection_records import Checkpoint, Cover, Registrat
 
 
 class Advance(NamedTuple):
-    """One compare-and-set of a checkpoint: in `epoch`, from `expected` to `observed`."""
+    """One compare-and-set of a checkpoint: in `epoch`, from `expected` to `observed`.
+
+    `life` is that of the store in which the rows in between were written; empty: whichever.
+    """
 
     shard: int
     epoch: int
     expected: int
     observed: int
+    life: str = ""
 
 
 class CoverOf(NamedTuple):
@@ -44,8 +48,14 @@ class ProjectionStore(Protocol):
     async def begin(self, shard: int, expected: Checkpoint | None, new: Checkpoint) -> Checkpoint:
         """Start an epoch by compare-and-set on the whole checkpoint; the one that stands afterwards."""
 
+    async def life(self) -> str:
+        """Another one after the store was started again: rows without a checkpoint behind may be lost."""
+
     async def advance(self, moves: Sequence[Advance]) -> list[Checkpoint | None]:
-        """Move checkpoints by compare-and-set on (epoch, offset); what stands afterwards. One round trip."""
+        """Move checkpoints by compare-and-set on (life, epoch, offset). One round trip.
+
+        What stands afterwards; None: there is none, or the store has another life than the rows.
+        """
 
     async def covers(self, wanted: Sequence[CoverOf]) -> list[Cover | None]:
         """What is known to be covered of wide conversations. One round trip."""

@@ -104,9 +104,17 @@ class RedisProjection:
             raise StoreError(f"projection of shard {shard}: its checkpoint is there in part only")
         return stands
 
+    async def life(self) -> str:
+        """See `ProjectionStore.life`."""
+        async with translated("projection"):
+            found: dict[str, Any] = await self._client.info("server")
+        return str(found["run_id"])
+
     async def advance(self, moves: Sequence[Advance]) -> list[Checkpoint | None]:
         """See `ProjectionStore.advance`."""
-        calls: list[_Call] = [(_at(one.shard), (one.epoch, one.expected, one.observed)) for one in moves]
+        calls: list[_Call] = [
+            (_at(one.shard), (one.epoch, one.expected, one.observed, one.life)) for one in moves
+        ]
         return [_checkpoint(row) for row in await self._run(self._advance, calls)]
 
     # -- wide conversations

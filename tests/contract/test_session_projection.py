@@ -144,6 +144,18 @@ async def test_a_checkpoint_moves_by_compare_and_set(subject: Subject) -> None:
     assert await store.advance([]) == []
 
 
+async def test_a_checkpoint_covers_rows_of_this_life_only(subject: Subject) -> None:
+    """T-R2: a store that was started again may have lost rows and kept the checkpoint before them."""
+    store = subject.store
+    await store.begin(SHARD, None, Checkpoint(7, -1, 9))
+    life = await store.life()
+    assert life
+    assert await store.life() == life
+    assert await store.advance([Advance(SHARD, 7, -1, 4, "another")]) == [None]
+    assert await store.checkpoints([SHARD]) == [Checkpoint(7, -1, 9)]
+    assert await store.advance([Advance(SHARD, 7, -1, 4, life)]) == [Checkpoint(7, 4, 9)]
+
+
 async def test_covers_are_kept_per_shard_and_tenant(subject: Subject) -> None:
     store, of = subject.store, CoverOf(SHARD, TENANT, "big")
     await store.cover(of, Cover(7, 12))

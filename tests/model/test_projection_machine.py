@@ -566,3 +566,17 @@ def test_the_first_epoch_comes_again_and_what_was_read_before_is_not_believed() 
         machine._run(reader.ensure(TENANT, f"u{user}", user))
     machine._check(USERS[:3])
     machine.teardown()
+
+
+def test_rows_that_went_with_the_last_second_of_the_store_are_written_again() -> None:
+    """T-R2: rows are gone, the checkpoint before them is not: nothing is covered that is not there."""
+    machine = _machine()
+    store = machine.world.store
+    rows = {user: dict(found) for user, found in store.rows.items()}
+    machine.small_message("c2", set(USERS[:3]), 1, 0)
+    machine.sweep((8, 8))
+    assert store.rows != rows
+    store.rows, store.lives = rows, store.lives + 1
+    machine.checkpoint((0, 1))
+    machine.quiesce()
+    machine.teardown()
