@@ -17,6 +17,7 @@ from typing import Final, NamedTuple, Protocol
 
 from qim_streams.console.refusals import ConsoleRefusal
 from qim_streams.errors import AdmissionRefused, ProtocolError
+from qim_streams.streaming.dead_letter_record import DeadLetter
 
 VALUE_SHOWN_MAX: Final = 4_096
 KEY_SHOWN_MAX: Final = 256
@@ -40,32 +41,12 @@ class Mark(NamedTuple):
     at_ms: int
 
 
-class Letter(NamedTuple):
-    """A record that a role could not process: `streaming.dead_letter.DeadLetter`, without its log."""
-
-    topic: str
-    partition: int
-    offset: int
-    key: bytes | None
-    value: bytes | None
-    value_bytes: int
-    cause: str
-    message: str
-    role: str
-    at_ms: int
-
-    @property
-    def truncated(self) -> bool:
-        """Whether `value` is only the beginning of the original."""
-        return len(self.value or b"") < self.value_bytes
-
-
 class Stored(NamedTuple):
     """A letter in its log; `letter` None: the record is none."""
 
     partition: int
     offset: int
-    letter: Letter | None
+    letter: DeadLetter | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +194,7 @@ class DeadLetters:
         raise ConsoleRefusal("NO_LETTER", "the log has no such letter (any more)")
 
 
-def refusal(letter: Letter | None) -> str | None:
+def refusal(letter: DeadLetter | None) -> str | None:
     """Why a letter's record may not be given back; None: it may."""
     if letter is None:
         return "the record is no dead letter"
@@ -231,7 +212,7 @@ def _row(stored: Stored, mark: Mark | None) -> LetterRow:
     now = mark or Mark(OPEN, 0)
     may = why is None and now.state in (OPEN, GIVING)
     if letter is None:
-        letter = Letter("?", 0, 0, None, None, 0, "RecordError", "the record is no dead letter", "?", 0)
+        letter = DeadLetter("?", 0, 0, None, None, 0, "RecordError", "the record is no dead letter", "?", 0)
     return LetterRow(
         f"{stored.partition}-{stored.offset}",
         letter.topic,

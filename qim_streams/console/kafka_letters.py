@@ -13,10 +13,11 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaException, Producer
 
-from qim_streams.console.dead_letters import Letter, Stored
+from qim_streams.console.dead_letters import Stored
 from qim_streams.errors import Outcome, RecordError, StoreUnavailable
 from qim_streams.kafka_access import Brokers, access_of
-from qim_streams.streaming.dead_letter import DEAD_LETTER_TOPIC, DeadLetter
+from qim_streams.streaming.dead_letter import DEAD_LETTER_TOPIC
+from qim_streams.streaming.dead_letter_record import DeadLetter
 from qim_streams.trace.kafka_log import KafkaLogReader
 from qim_streams.trace.ports import LogEntry
 from qim_streams.trace.progress import FAR_FUTURE_MS
@@ -87,7 +88,6 @@ class KafkaLetterLog:
 def decoded(partition: int, offset: int, value: bytes | None) -> Stored:
     """A record of the log of dead letters."""
     try:
-        found = DeadLetter.decode(value or b"")
+        return Stored(partition, offset, DeadLetter.decode(value or b""))
     except RecordError:
         return Stored(partition, offset, None)
-    return Stored(partition, offset, Letter(*(getattr(found, name) for name in Letter._fields)))

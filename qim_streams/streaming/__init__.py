@@ -10,6 +10,6 @@ wrong there (evidence: ``docs/decisions/0002-batch-transport-over-faust.md``):
 4. ``lanes``: one worker per partition and assignment: batch, handler, acknowledgement in order.
 5. ``table``: changelog tables with explicit partitions and a real barrier.
 6. ``producer``: appends through librdkafka, one future per call.
-7. ``topics``, ``dead_letter``: the declared topics, and where poison records go.
+7. ``topics``, ``dead_letter`` with its record: the declared topics, and where poison records go.
 8. ``watchdog``, ``web``: a stuck worker ends itself; read-only pages.
 """

@@ -16,7 +16,8 @@ from confluent_kafka import Producer
 from qim_streams.errors import RecordError
 from qim_streams.ownership.log_fence import barrier_epoch
 from qim_streams.records import decode_dispatch, decode_message, decode_outbox
-from qim_streams.streaming.dead_letter import DEAD_LETTER_TOPIC, DeadLetter
+from qim_streams.streaming.dead_letter import DEAD_LETTER_TOPIC
+from qim_streams.streaming.dead_letter_record import DeadLetter
 from tests.support.checkers import Coordinates, DispatchRow, Letter, OutboxRow
 from tests.support.logs import DISPATCH, OUTBOX, ends, read_topic
 

@@ -60,7 +60,7 @@ from qim_streams.sessions.state import UserConversationState, decode_state
 from qim_streams.sharding import mapping_log
 from qim_streams.sharding.marker import MARKER_KEY, encode_marker, marked_version
 from qim_streams.sharding.rules import Pair, ShardMapping, Split, Step
-from qim_streams.streaming.dead_letter import DeadLetter
+from qim_streams.streaming.dead_letter_record import DeadLetter
 from qim_streams.sync.boundaries import EpochBoundary, decode_boundary
 
 ID, AT, SENT = bytes(range(16)), 1_700_000_000_000, 1_700_000_000_123

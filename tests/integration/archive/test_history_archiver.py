@@ -12,7 +12,7 @@ import pytest
 
 from qim_streams import failpoints
 from qim_streams.placement import outbox_partition
-from qim_streams.streaming.dead_letter import DeadLetter
+from qim_streams.streaming.dead_letter_record import DeadLetter
 from qim_streams.streaming.doubt import EXIT_CONFIG
 from tests.integration.archive.archiving import DEAD_LETTERS, OUTBOX, Archiving, rocksdb_archiving
 from tests.integration.archive.conftest import PARTITIONS, Log

@@ -43,7 +43,7 @@ from qim_streams.records import (
     record_key,
 )
 from qim_streams.settings import Settings
-from qim_streams.streaming.dead_letter import DeadLetter
+from qim_streams.streaming.dead_letter_record import DeadLetter
 from tests.support.waiting import eventually_sync
 
 ROOT = Path(__file__).resolve().parents[3]

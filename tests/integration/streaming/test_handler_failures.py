@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from qim_streams.embedded.kafka import EmbeddedKafka
-from qim_streams.streaming.dead_letter import DeadLetter
+from qim_streams.streaming.dead_letter_record import DeadLetter
 from qim_streams.streaming.doubt import EXIT_DOUBT
 from tests.integration.streaming.harness import Pipeline
 from tests.integration.streaming.verdict import judge

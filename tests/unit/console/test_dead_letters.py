@@ -1,6 +1,7 @@
 """Dead letters for an operator: pages, giving back, putting aside, and a crash in between. Spec: §11."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,6 @@ from qim_streams.console.dead_letters import (
     GIVING,
     OPEN,
     DeadLetters,
-    Letter,
     LetterPage,
     Mark,
     Stored,
@@ -19,9 +19,9 @@ from qim_streams.console.dead_letters import (
 from qim_streams.console.kafka_letters import decoded
 from qim_streams.console.refusals import ConsoleRefusal
 from qim_streams.errors import AdmissionRefused, Outcome, ProtocolError, StoreUnavailable
-from qim_streams.streaming.dead_letter import DeadLetter
+from qim_streams.streaming.dead_letter_record import DeadLetter
 
-LETTER = Letter(
+LETTER = DeadLetter(
     "qim.dispatch.v1", 3, 77, b"key\0part", b"value", 5, "RecordError", "no dispatch", "mailbox-node", 1_000
 )
 
@@ -29,7 +29,7 @@ LETTER = Letter(
 class Log:
     """Partitions of letters; what was appended."""
 
-    def __init__(self, *partitions: Sequence[Letter | None], begin: int = 0) -> None:
+    def __init__(self, *partitions: Sequence[DeadLetter | None], begin: int = 0) -> None:
         self.partitions, self.begin = [list(one) for one in partitions], begin
         self.appended: list[tuple[str, int, bytes | None, bytes | None]] = []
         self.failure: Exception | None = None
@@ -76,9 +76,9 @@ def letters(log: Log, marks: Marks | None = None) -> DeadLetters:
     return DeadLetters(log, marks or Marks(), lambda: 5_000)
 
 
-def numbered(*times: int) -> list[Letter | None]:
+def numbered(*times: int) -> list[DeadLetter | None]:
     """Letters of these times."""
-    return [LETTER._replace(at_ms=at, offset=at) for at in times]
+    return [replace(LETTER, at_ms=at, offset=at) for at in times]
 
 
 async def whole(service: DeadLetters, limit: int) -> tuple[list[int], int]:
@@ -127,11 +127,11 @@ async def test_what_is_no_letter_is_shown_as_such() -> None:
     (row,) = (await letters(Log([None])).page(None, 5, None, "")).letters
     assert (row.cause, row.may_give_back) == ("RecordError", False)
     assert decoded(0, 1, b"\xff").letter is None
-    assert decoded(0, 1, DeadLetter(*LETTER).encode()).letter == LETTER
+    assert decoded(0, 1, LETTER.encode()).letter == LETTER
 
 
 async def test_a_view_has_the_beginning_of_the_value() -> None:
-    view = await letters(Log([LETTER._replace(value=b"x" * 9_000, value_bytes=9_000)])).view("0-0")
+    view = await letters(Log([replace(LETTER, value=b"x" * 9_000, value_bytes=9_000)])).view("0-0")
     assert (view.value_shown, view.value_hex[:4], view.key) == (4_096, "7878", "key / part")
 
 
@@ -191,15 +191,15 @@ async def test_of_two_operators_one_wins() -> None:
     ("letter", "why"),
     [
         (LETTER, None),
-        (LETTER._replace(topic="qim.push-task.v1"), None),
-        (LETTER._replace(topic="qim.outbox.v1"), "epoch"),
-        (LETTER._replace(topic="qim.presence.v1"), "later place"),
-        (LETTER._replace(value_bytes=6), "beginning"),
-        (LETTER._replace(role="webhook-crm"), "endpoint"),
+        (replace(LETTER, topic="qim.push-task.v1"), None),
+        (replace(LETTER, topic="qim.outbox.v1"), "epoch"),
+        (replace(LETTER, topic="qim.presence.v1"), "later place"),
+        (replace(LETTER, value_bytes=6), "beginning"),
+        (replace(LETTER, role="webhook-crm"), "endpoint"),
         (None, "no dead letter"),
     ],
 )
-async def test_what_may_be_given_back(letter: Letter | None, why: str | None) -> None:
+async def test_what_may_be_given_back(letter: DeadLetter | None, why: str | None) -> None:
     found = refusal(letter)
     assert (found is None) == (why is None)
     if why is not None:

@@ -6,7 +6,8 @@ import pytest
 
 from qim_streams.errors import LogAppendError, Outcome, RecordError
 from qim_streams.streaming import dead_letter
-from qim_streams.streaming.dead_letter import DeadLetter, DeadLetterSink
+from qim_streams.streaming.dead_letter import DeadLetterSink
+from qim_streams.streaming.dead_letter_record import DeadLetter
 from qim_streams.streaming.producer import OutgoingRecord
 from tests.unit.streaming.fakes import Record
 
