@@ -7,15 +7,13 @@ Spec: §11.
 """
 
 import asyncio
-import logging
 from collections.abc import Mapping
-from typing import Any, Final
-
-from confluent_kafka import KafkaException, Producer
+from typing import Final
 
 from qim_streams.console.dead_letters import Stored
-from qim_streams.errors import Outcome, RecordError, StoreUnavailable
-from qim_streams.kafka_access import Brokers, access_of
+from qim_streams.errors import RecordError
+from qim_streams.kafka_access import Brokers
+from qim_streams.streaming.appender import Appender
 from qim_streams.streaming.dead_letter import DEAD_LETTER_TOPIC
 from qim_streams.streaming.dead_letter_record import DeadLetter
 from qim_streams.trace.kafka_log import KafkaLogReader
@@ -23,8 +21,6 @@ from qim_streams.trace.ports import LogEntry
 from qim_streams.trace.progress import FAR_FUTURE_MS
 
 APPEND_S: Final = 10.0
-
-log = logging.getLogger(__name__)
 
 
 class KafkaLetterLog:
@@ -57,32 +53,8 @@ class KafkaLetterLog:
 
     async def append(self, topic: str, partition: int, key: bytes | None, value: bytes | None) -> int:
         """See `LetterLog.append`."""
-        return await asyncio.to_thread(self._append, topic, partition, key, value)
-
-    def _append(self, topic: str, partition: int, key: bytes | None, value: bytes | None) -> int:
-        found: list[Any] = []
-        producer = Producer(
-            {
-                **access_of(self._brokers).librdkafka(),
-                "client.id": "qim-console",
-                "enable.idempotence": True,
-                "acks": "all",
-                "delivery.timeout.ms": int(APPEND_S * 1000),
-            },
-            logger=log,
-        )
-        where = f"{topic}[{partition}]"
-        try:
-            producer.produce(
-                topic, value, key, partition=partition, on_delivery=lambda *told: found.append(told)
-            )
-            producer.flush(APPEND_S + 5)
-        except (KafkaException, BufferError) as error:
-            raise StoreUnavailable(f"{where}: {error}", Outcome.UNKNOWN) from error
-        refused, message = found[0] if found else ("no answer", None)
-        if refused is not None or message is None:
-            raise StoreUnavailable(f"{where}: {refused}", Outcome.UNKNOWN)
-        return int(message.offset())
+        appender = Appender(self._brokers, "qim-console", APPEND_S)
+        return await asyncio.to_thread(appender.append, topic, partition, key, value)
 
 
 def decoded(partition: int, offset: int, value: bytes | None) -> Stored:

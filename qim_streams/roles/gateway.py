@@ -20,7 +20,7 @@ import random
 import secrets
 import ssl
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any, Final
 
@@ -51,7 +51,6 @@ from qim_streams.gateway.unpushed import Unpushed
 from qim_streams.history.redis_history import RedisHistoryStore
 from qim_streams.history.service import HistoryService
 from qim_streams.ids import is_text_id
-from qim_streams.log_ports import Outgoing
 from qim_streams.mailbox.redis_store import RedisMailboxStore
 from qim_streams.membership.redis_directory import RedisOrdinalDirectory
 from qim_streams.ownership.boot import Boot
@@ -65,6 +64,7 @@ from qim_streams.readiness import StoreWatch
 from qim_streams.redis_tier import RedisClient, connect
 from qim_streams.roles.gateway_rooms import ROOM_TOPIC, GatewayRooms
 from qim_streams.roles.health import REDIS, asks_redis
+from qim_streams.roles.log import StreamAppender
 from qim_streams.roles.moderation import asking_first
 from qim_streams.roles.presence import compose_watches
 from qim_streams.roles.published_keys import token_keys
@@ -80,7 +80,7 @@ from qim_streams.sharding.mailboxes import WholeMailboxes
 from qim_streams.sharding.mapping_log import MAPPING_TOPIC
 from qim_streams.sharding.ports import MailboxReader
 from qim_streams.streaming.doubt import die
-from qim_streams.streaming.producer import LogProducer, OutgoingRecord, ProducerSpec
+from qim_streams.streaming.producer import LogProducer, ProducerSpec
 from qim_streams.sync.cursor import CursorSigner
 from qim_streams.sync.pull import PullService
 from qim_streams.sync.redis_boundaries import RedisEpochBoundaries
@@ -149,17 +149,6 @@ def _follow_issuer(services: Services, opened: contextlib.AsyncExitStack) -> Non
         services.readiness.add(book.reasons)
         following = asyncio.create_task(keeper.run(), name="jwks")
         opened.callback(following.cancel)
-
-
-class Appender:
-    """`LogAppender` on the log producer."""
-
-    def __init__(self, producer: LogProducer) -> None:
-        self._producer = producer
-
-    async def append(self, records: Sequence[Outgoing]) -> list[int]:
-        """See `LogAppender.append`."""
-        return await self._producer.append([OutgoingRecord(*record) for record in records])
 
 
 class LeaseKeeperSpec:
@@ -241,14 +230,14 @@ def compose(
         ),
         writers=asking_first(settings, writers),
         presence=PresenceLog(
-            Appender(producer),
+            StreamAppender(producer),
             devices,
             topic=PRESENCE_TOPIC,
             mailbox_shards=settings.mailbox_shards,
             now_ms=now_ms,
             counters=counters,
         ),
-        push=PushDeviceFrames(compose_push_devices(settings, redis, Appender(producer))),
+        push=PushDeviceFrames(compose_push_devices(settings, redis, StreamAppender(producer))),
         watches=watches,
         registry=Registry(),
         counters=counters,

@@ -15,9 +15,10 @@ from qim_streams.ownership.redis_leases import RedisLeaseStore
 from qim_streams.redis_tier import RedisClient, connect, translated
 from qim_streams.settings import Settings
 from qim_streams.sharding.follower import Mappings
-from qim_streams.sharding.kafka_mapping import Appender, KafkaMappingLog
+from qim_streams.sharding.kafka_mapping import CLIENT_ID, KafkaMappingLog
 from qim_streams.sharding.marker import MARKER_KEY, encode_marker, marked_version
 from qim_streams.sharding.operation import SplitOperation
+from qim_streams.streaming.appender import Appender
 from qim_streams.trace.kafka_log import KafkaLogReader
 from qim_streams.trace.ports import LogEntry, LogReader
 from qim_streams.trace.progress import FAR_FUTURE_MS, NOTHING, fanout_pages
@@ -31,7 +32,7 @@ class PipelineLogs:
 
     def __init__(self, brokers: Brokers, log: LogReader, appender: Appender | None = None) -> None:
         self._log = log
-        self._appender = appender if appender is not None else Appender(brokers)
+        self._appender = appender if appender is not None else Appender(brokers, CLIENT_ID)
 
     async def outbox_ends(self) -> list[int]:
         """See the port."""
@@ -108,7 +109,7 @@ class Splitting(NamedTuple):
 async def splitting(settings: Settings, log: KafkaLogReader) -> AsyncIterator[Splitting]:
     """The operation on the logs and stores of these settings. `log` stays the caller's."""
     redis = connect(settings)
-    appender = Appender(settings.kafka)
+    appender = Appender(settings.kafka, CLIENT_ID)
     mapping_log = KafkaMappingLog(settings.kafka, appender)
     mappings = Mappings(settings.mailbox_shards, mapping_log)
     logs, stores = PipelineLogs(settings.kafka, log, appender), HotTier(redis)

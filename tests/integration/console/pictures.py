@@ -11,7 +11,7 @@ from pathlib import Path
 from random import random
 
 from qim_streams.client import QimClient
-from qim_streams.sharding.kafka_mapping import append_record
+from qim_streams.streaming.appender import Appender
 from tests.integration.console.browsing import Browser, Tab, browser, missing
 from tests.support.stack import StackProcess
 
@@ -72,7 +72,7 @@ def prepare(stack: StackProcess) -> tuple[str, str, str]:
         ("qim.dispatch.v1", 2, b"nor this"),
         ("qim.outbox.v1", 0, b"not a message"),
     ):
-        append_record(client["brokers"], topic, partition, b"broken", words)
+        Appender(client["brokers"], "qim-pictures").append(topic, partition, b"broken", words)
     return (*asyncio.run(talk(client, tokens, 8)), tokens["ann"])
 
 

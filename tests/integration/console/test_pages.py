@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from qim_streams.sharding.kafka_mapping import append_record
+from qim_streams.streaming.appender import Appender
 from tests.integration.console.browsing import KEY, Browser, Tab
 from tests.integration.console.conftest import TENANT, World
 
@@ -265,7 +265,9 @@ def test_rooms_are_governed(chromium: Browser, world: World) -> None:
 
 def test_dead_letters_are_given_back_and_discarded(chromium: Browser, world: World) -> None:
     """A record that nobody understands: seen with its cause, tried again if given back, put aside."""
-    append_record(world.client["brokers"], "qim.dispatch.v1", 1, b"console-garbage", b"<i>not a dispatch</i>")
+    Appender(world.client["brokers"], "qim-test").append(
+        "qim.dispatch.v1", 1, b"console-garbage", b"<i>not a dispatch</i>"
+    )
     with chromium.tab() as tab:
         letters = tab.rows("Dead letters").filter(has_text="qim.dispatch.v1[1]")
         for _ in range(100):

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from qim_streams.errors import LogAppendError, Outcome, RecordError
-from qim_streams.streaming import dead_letter
+from qim_streams.streaming import dead_letter, dead_letter_record
 from qim_streams.streaming.dead_letter import DeadLetterSink
 from qim_streams.streaming.dead_letter_record import DeadLetter
 from qim_streams.streaming.producer import OutgoingRecord
@@ -34,7 +34,7 @@ def test_a_value_that_does_not_fit_is_cut_and_says_so() -> None:
     record = Record(1, value=b"x" * 2_000_000, key=b"k" * 10_000)
     letter = DeadLetter.of("t", 0, record, ValueError("m" * 5_000), "role", 1)
     assert letter.truncated
-    assert (letter.value_bytes, len(letter.message)) == (2_000_000, dead_letter.MESSAGE_CHARS_MAX)
+    assert (letter.value_bytes, len(letter.message)) == (2_000_000, dead_letter_record.MESSAGE_CHARS_MAX)
     assert DeadLetter.decode(letter.encode()) == letter
     assert not LETTER.truncated
 
