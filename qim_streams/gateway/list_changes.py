@@ -13,7 +13,6 @@ Invariants: nothing here waits or fails for a store that is away: the list says 
 Spec: §9 (SESSION_DELTA).
 """
 
-import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from typing import Final
 from qim_streams.errors import QimError
 from qim_streams.gateway.session_rows import delta_frame
 from qim_streams.gateway.session_totals import SessionTotalsTeller
+from qim_streams.gateway.soon import Soon
 from qim_streams.sessions.group_changes import decode_note
 from qim_streams.sessions.ports import ChangeOrders, SessionUser, user_of
 from qim_streams.sessions.reading import SessionLists
@@ -54,31 +54,26 @@ class ListChanges:
 
     def __init__(self, lists: SessionLists, orders: ChangeOrders, totals: SessionTotalsTeller) -> None:
         self._lists, self._orders, self._totals = lists, orders, totals
-        self._waiting: dict[SessionUser, _Waiting] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._soon: Soon[SessionUser, _Waiting] = Soon(
+            "list-changes", self._tell, moment_s=MOMENT_S, together=TOGETHER_MAX, most=USERS_MAX
+        )
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody waits to be told."""
+        return self._soon.is_idle
 
     def heard(self, address: MailboxAddress, note: bytes, send: Send) -> None:
         """A device's session has heard a note; `send` gives the device a frame, if it can. Never waits."""
         user, conversation_id = user_of(address), decode_note(note)
-        waiting = self._waiting.get(user)
         if conversation_id is None:
             return
-        if waiting is None:
-            if len(self._waiting) >= USERS_MAX:
-                return
-            waiting = self._waiting[user] = _Waiting(address.shard)
+        waiting = self._soon.waiting(user) or _Waiting(address.shard)
         waiting.shard = address.shard
         waiting.devices[address.device_id] = send
         if len(waiting.names) < ROWS_MAX:
             waiting.names[conversation_id] = None
-        if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._run(), name="list-changes")
-
-    async def _run(self) -> None:
-        while self._waiting:
-            await asyncio.sleep(MOMENT_S)
-            users = list(self._waiting)[:TOGETHER_MAX]
-            await asyncio.gather(*(self._tell(user, self._waiting.pop(user)) for user in users))
+        self._soon.put(user, waiting)
 
     async def _tell(self, user: SessionUser, waiting: _Waiting) -> None:
         try:
@@ -101,6 +96,4 @@ class ListChanges:
 
     async def close(self) -> None:
         """Give up what is under way."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        await self._soon.close()

@@ -18,6 +18,7 @@ from typing import Final
 from qim_streams.errors import AdmissionRefused, QimError, StoreError
 from qim_streams.gateway.session_rows import totals_frame
 from qim_streams.gateway.signals import SignalBus
+from qim_streams.gateway.soon import Soon
 from qim_streams.sessions.badges import Badges, UserTotals
 from qim_streams.sessions.ports import SessionUser, user_of
 from qim_streams.sessions.rules import Totals
@@ -43,8 +44,9 @@ class SessionTotalsTeller:
         self._badges, self._bus, self._now_ms = badges, bus, now_ms
         self._counting = 0
         self._second, self._left = 0, PER_S_MAX
-        self._changed: dict[SessionUser, int] = {}  # MailboxShard by user
-        self._task: asyncio.Task[None] | None = None
+        self._changed: Soon[SessionUser, int] = Soon(
+            "session-totals", self._tell, moment_s=MOMENT_S, together=COUNTED_MAX, most=CHANGED_MAX
+        )
 
     async def at_sign_on(self, address: MailboxAddress) -> UserTotals:
         """The totals of AUTH_OK, or that they are not known: a sign-on waits for no store that is slow."""
@@ -70,17 +72,7 @@ class SessionTotalsTeller:
 
     def changed(self, user: SessionUser, shard: int) -> None:
         """The user has changed something: count soon, and tell his devices. Never waits."""
-        if user not in self._changed and len(self._changed) >= CHANGED_MAX:
-            return
-        self._changed[user] = shard
-        if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._run(), name="session-totals")
-
-    async def _run(self) -> None:
-        while self._changed:
-            await asyncio.sleep(MOMENT_S)
-            users = list(self._changed)[:COUNTED_MAX]
-            await asyncio.gather(*(self._tell(user, self._changed.pop(user)) for user in users))
+        self._changed.put(user, shard)
 
     async def _tell(self, user: SessionUser, shard: int) -> None:
         try:
@@ -92,6 +84,4 @@ class SessionTotalsTeller:
 
     async def close(self) -> None:
         """Give up what is under way."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        await self._changed.close()
