@@ -90,33 +90,22 @@ async def _opened(state_dir: Path | None) -> AsyncIterator["Splitting"]:
 
 
 async def _status(state_dir: Path | None) -> dict[str, Any]:
+    from qim_streams.sharding.standing import standing_of
+
     async with _opened(state_dir) as found:
         placement = await found.mappings.load()
-        shards = list(range(placement.shards))
-        ends = await found.logs.dispatch_ends()
-        coverage, sizes = await found.stores.coverage(shards), await found.stores.sizes(shards)
-        unserved = set(await found.stores.unserved(shards))
+        standing = await standing_of(placement, found.logs, found.stores)
+        unserved = set(await found.stores.unserved([one.shard for one in standing.shards]))
         under_way = placement.mapping.under_way
         return {
             "mapping_version": placement.version,
             "revision": placement.mapping.revision,
             "shards_at_the_beginning": placement.mapping.groups,
-            "partitions": len(ends),
+            "partitions": standing.partitions,
             "under_way": None
             if under_way is None
             else {"version": under_way.version, "step": under_way.step.name.lower()},
-            "shards": [
-                {
-                    "shard": one,
-                    "came_from": [part.shard for part in placement.parts(one)[:-1]],
-                    "first_seq": placement.first_of(one),
-                    "watermark": coverage[one],
-                    "records": ends[one],
-                    "mailboxes": sizes[one],
-                    "owned": one not in unserved,
-                }
-                for one in shards
-            ],
+            "shards": [one._asdict() | {"owned": one.shard not in unserved} for one in standing.shards],
         }
 
 

@@ -15,6 +15,7 @@ from qim_streams.mailbox.ports import WatermarkState
 from qim_streams.ownership.ports import Holder
 from qim_streams.sharding.operation import SplitLogs, SplitStores
 from qim_streams.sharding.rules import Placement, Split, Step
+from qim_streams.sharding.standing import standing_of
 from qim_streams.sync.boundaries import EpochBoundary
 
 BOUNDARIES_SHOWN: Final = 20
@@ -57,7 +58,7 @@ class PairView:
 
 @dataclass(frozen=True, slots=True)
 class SplitView:
-    """The last split. `step`: prepared, marked, settled or done; of each step how much of it is done."""
+    """The last split. `step`: planned, prepared, marked, settled or done; of each step how much of it is done."""
 
     version: int
     step: str
@@ -134,28 +135,15 @@ class ShardMap:
     async def read(self) -> ShardMapView:
         """The map as of now."""
         placement = await self._load()
-        shards = list(range(placement.shards))
-        ends = await self._logs.dispatch_ends()
-        coverage, sizes = await self._stores.coverage(shards), await self._stores.sizes(shards)
-        leases = await self._leases([f"s:{shard}" for shard in shards])
+        standing = await standing_of(placement, self._logs, self._stores)
+        leases = await self._leases([f"s:{one.shard}" for one in standing.shards])
         mapping = placement.mapping
         return ShardMapView(
             placement.version,
             mapping.revision,
             mapping.groups,
-            len(ends),
-            [
-                ShardRow(
-                    one,
-                    [part.shard for part in placement.parts(one)[:-1]],
-                    placement.first_of(one),
-                    coverage[one],
-                    ends[one],
-                    sizes[one],
-                    leases[one],
-                )
-                for one in shards
-            ],
+            standing.partitions,
+            [ShardRow(*one, lease) for one, lease in zip(standing.shards, leases, strict=True)],
             await self._split(mapping.splits[-1]) if mapping.splits else None,
         )
 
