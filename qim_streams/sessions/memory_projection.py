@@ -70,7 +70,7 @@ class MemoryProjection:
 
     async def advance(self, moves: Sequence[Advance]) -> list[Checkpoint | None]:
         """See `ProjectionStore.advance`."""
-        lived = [move for move in moves if move.life in ("", str(self.lives))]
+        lived = [move for move in moves if move.life == str(self.lives)]
         for shard, epoch, expected, observed, _ in lived:
             stands = self.stands.get(shard)
             if stands is not None and (stands.epoch, stands.offset) == (epoch, expected):

@@ -12,14 +12,14 @@ from qim_streams.sessions.projection_records import Checkpoint, Cover, Registrat
 class Advance(NamedTuple):
     """One compare-and-set of a checkpoint: in `epoch`, from `expected` to `observed`.
 
-    `life` is that of the store in which the rows in between were written; empty: whichever.
+    `life` is that of the store in which the rows in between were written.
     """
 
     shard: int
     epoch: int
     expected: int
     observed: int
-    life: str = ""
+    life: str
 
 
 class CoverOf(NamedTuple):

@@ -135,12 +135,13 @@ async def test_an_epoch_begins_by_compare_and_set(subject: Subject) -> None:
 async def test_a_checkpoint_moves_by_compare_and_set(subject: Subject) -> None:
     store = subject.store
     await store.begin(SHARD, None, Checkpoint(7, -1, 9))
-    moves = [Advance(SHARD, 7, -1, 4), Advance(99, 7, -1, 4)]
+    life = await store.life()
+    moves = [Advance(SHARD, 7, -1, 4, life), Advance(99, 7, -1, 4, life)]
     assert await store.advance(moves) == [Checkpoint(7, 4, 9), None]
-    for wrong in (Advance(SHARD, 7, -1, 8), Advance(SHARD, 6, 4, 8), Advance(SHARD, 8, 4, 8)):
-        assert await store.advance([wrong]) == [Checkpoint(7, 4, 9)]
+    for wrong in ((7, -1, 8), (6, 4, 8), (8, 4, 8)):
+        assert await store.advance([Advance(SHARD, *wrong, life)]) == [Checkpoint(7, 4, 9)]
     top = 2**53 - 1
-    assert await store.advance([Advance(SHARD, 7, 4, top)]) == [Checkpoint(7, top, 9)]
+    assert await store.advance([Advance(SHARD, 7, 4, top, life)]) == [Checkpoint(7, top, 9)]
     assert await store.advance([]) == []
 
 
