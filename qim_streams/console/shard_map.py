@@ -58,7 +58,7 @@ class PairView:
 
 @dataclass(frozen=True, slots=True)
 class SplitView:
-    """The last split. `step`: planned, prepared, marked, settled or done; of each step how much of it is done."""
+    """The last split. `step`: planned, prepared, marked, settled or done; of each how much is done."""
 
     version: int
     step: str

@@ -59,9 +59,9 @@ class ListChanges:
         )
 
     @property
-    def is_idle(self) -> bool:
-        """Whether nobody waits to be told."""
-        return self._soon.is_idle
+    def is_done(self) -> bool:
+        """Whether a note was heard, and nobody waits to be told."""
+        return self._soon.is_done
 
     def heard(self, address: MailboxAddress, note: bytes, send: Send) -> None:
         """A device's session has heard a note; `send` gives the device a frame, if it can. Never waits."""

@@ -30,9 +30,9 @@ class Soon(Generic[K, V]):
         self._task: asyncio.Task[None] | None = None
 
     @property
-    def is_idle(self) -> bool:
-        """Whether nothing waits and nothing is under way."""
-        return not self._waiting and (self._task is None or self._task.done())
+    def is_done(self) -> bool:
+        """Whether something was put, and all of it is handled."""
+        return self._task is not None and self._task.done()
 
     def waiting(self, key: K) -> V | None:
         """What waits for a key."""

@@ -66,7 +66,7 @@ async def test_a_conversation_of_others_is_not_told(bench: Bench) -> None:
     """A note that somebody made up shows nobody anything."""
     bench.world.past.group({"ben": ALWAYS}, chat="theirs")
     bench.note("theirs")
-    await eventually(lambda: bench.changes.is_idle, what="the look")
+    await eventually(lambda: bench.changes.is_done, what="the look")
     assert bench.got["phone"] == []
 
 
@@ -122,7 +122,7 @@ async def test_the_newest_delta_is_never_dropped(bench: Bench, monkeypatch: pyte
 async def test_a_store_that_is_away_costs_the_hint_and_nothing_else(bench: Bench) -> None:
     bench.world.states.unavailable = True
     bench.note("mine")
-    await eventually(lambda: bench.changes.is_idle, what="the end")
+    await eventually(lambda: bench.changes.is_done, what="the end")
     assert bench.got["phone"] == []
     bench.world.states.unavailable = False
     bench.note("mine")
