@@ -136,7 +136,13 @@ def problems(lines: Iterator[bytes]) -> Iterator[str]:
 
 
 def _short(value: object) -> object:
-    return value[:TEXT_MAX] if isinstance(value, str) else value
+    """A text as far as it takes `TEXT_MAX` bytes in a line: a character may take twelve."""
+    if not isinstance(value, str):
+        return value
+    kept = value[:TEXT_MAX]
+    while len(json.dumps(kept)) > TEXT_MAX + 2:
+        kept = kept[: len(kept) * 3 // 4]
+    return kept
 
 
 def _digest(line: bytes) -> str:

@@ -185,6 +185,18 @@ async def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
         AuditLog(tmp_path, Clock().ms)
 
 
+async def test_no_text_makes_a_line_too_long(tmp_path: Path) -> None:
+    """A stranger chooses the path that he asks for: each of its characters may take twelve bytes."""
+    path = tmp_path / "audit.jsonl"
+    log = AuditLog(path, Clock().ms)
+    await log.refused(Action(*["\U0001f600" * 600] * 4), "x" * 600)
+    await log.refused(ACTION, 401)
+    log.close()
+    assert max(map(len, path.read_bytes().splitlines())) <= module.LINE_MAX
+    assert rows(path)[0]["what"]
+    assert list(module.problems(iter(path.read_bytes().splitlines(keepends=True)))) == []
+
+
 async def test_strangers_do_not_fill_the_disk(tmp_path: Path) -> None:
     path, clock = tmp_path / "audit.jsonl", Clock()
     log = AuditLog(path, clock.ms)
