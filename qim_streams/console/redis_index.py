@@ -15,13 +15,15 @@ from typing import Any, Final
 from qim_streams.commit import keys
 from qim_streams.console.directory import Active, DeviceRow
 from qim_streams.errors import ProtocolError
+from qim_streams.gateway.redis_devices import NOTHING, devices_key
 from qim_streams.ids import is_text_id
 from qim_streams.membership.ports import Conversation
+from qim_streams.membership.redis_directory import ids_key
 from qim_streams.membership.redis_store import RedisMembershipStore
 from qim_streams.placement import LANES, lane, ordinal_of
 from qim_streams.redis_tier import RedisClient, translated
+from qim_streams.sessions.redis_projection import TENANTS
 
-TENANTS_KEY: Final = "{qt:all}:tenants"
 TENANTS_MAX: Final = 1_000
 SCAN_COUNT: Final = 500
 SCANS_MAX: Final = 96  # in one request: every lane once, and more
@@ -30,7 +32,6 @@ ACTIVE_STEP: Final = 200
 _TEXT = re.compile(r"[A-Za-z0-9._@~-]{0,128}")
 _USERS_CURSOR = re.compile(r"(\d{1,2})\.(\d{1,20})")
 _ACTIVE_CURSOR = re.compile(r"(\d{1,16})\.(\d{1,6})")
-NOTHING = "-"
 
 
 class RedisUserIndex:
@@ -45,7 +46,7 @@ class RedisUserIndex:
         cursor, names = 0, list[Any]()
         async with translated("tenants"):
             while len(found) < TENANTS_MAX:
-                answer: Any = await self._client.sscan(TENANTS_KEY, cursor, count=SCAN_COUNT)
+                answer: Any = await self._client.sscan(TENANTS, cursor, count=SCAN_COUNT)
                 cursor, names = answer
                 found |= {name.decode() for name in names}
                 if not cursor:
@@ -64,7 +65,7 @@ class RedisUserIndex:
                 if number >= LANES or len(found) >= limit:
                     break
                 answer: Any = await self._client.hscan(
-                    _ids(tenant_id, number), at, match=match, count=SCAN_COUNT
+                    ids_key(tenant_id, number), at, match=match, count=SCAN_COUNT
                 )
                 at, rows = answer
                 found |= {user.decode(): ordinal_of(int(count), number) for user, count in rows.items()}
@@ -75,13 +76,13 @@ class RedisUserIndex:
         """See `UserIndex.ordinal`."""
         number = lane(tenant_id, user_id)
         async with translated("ordinals"):
-            count: Any = await self._client.hget(_ids(tenant_id, number), user_id)
+            count: Any = await self._client.hget(ids_key(tenant_id, number), user_id)
         return None if count is None else ordinal_of(int(count), number)
 
     async def devices(self, tenant_id: str, user_id: str) -> list[DeviceRow]:
         """See `UserIndex.devices`."""
         async with translated("device sessions"):
-            rows: Any = await self._client.hgetall(f"{{u:{tenant_id}:{user_id}}}:dev")
+            rows: Any = await self._client.hgetall(devices_key(tenant_id, user_id))
         return sorted(
             (_device(name.decode(), row.decode().split(" ")) for name, row in rows.items()),
             key=lambda one: -one.last_seen_ms,
@@ -141,10 +142,6 @@ class RedisConversationIndex:
             for name, score in of_one
         )
         return heapq.nsmallest(count, rows, key=lambda row: (-row[0], row[1]))
-
-
-def _ids(tenant_id: str, number: int) -> str:
-    return f"{{o:{tenant_id}:{number}}}:ids"
 
 
 def _searched(text: str) -> str:

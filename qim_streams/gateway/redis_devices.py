@@ -71,5 +71,10 @@ class RedisShardEpochs:
         return int(value)
 
 
+def devices_key(tenant_id: str, user_id: str) -> str:
+    """Where a user's devices are."""
+    return f"{{u:{tenant_id}:{user_id}}}:dev"
+
+
 def _key(device: DeviceKey) -> str:
-    return f"{{u:{device.tenant_id}:{device.user_id}}}:dev"
+    return devices_key(device.tenant_id, device.user_id)

@@ -77,7 +77,7 @@ class RedisOrdinalDirectory:
         async with translated("ordinals"):
             pipe = self._client.pipeline(transaction=False)
             for index in missing:
-                pipe.hget(_key(tenant_id, lane(tenant_id, user_ids[index]), "ids"), user_ids[index])
+                pipe.hget(ids_key(tenant_id, lane(tenant_id, user_ids[index])), user_ids[index])
             counts = await pipe.execute()
         for index, count in zip(missing, counts, strict=True):
             if count is not None:
@@ -173,6 +173,11 @@ def _by_lane(tenant_id: str, users: Sequence[str]) -> dict[int, list[str]]:
 
 def _keys(tenant_id: str, lane_id: int) -> tuple[str, ...]:
     return tuple(_key(tenant_id, lane_id, what) for what in ("ids", "names", "next", "run"))
+
+
+def ids_key(tenant_id: str, lane_id: int) -> str:
+    """Where the users of a lane are, with their counts."""
+    return _key(tenant_id, lane_id, "ids")
 
 
 def _key(tenant_id: str, lane_id: int, what: str) -> str:

@@ -14,6 +14,7 @@ from blake3 import blake3
 
 from qim_streams import limits
 from qim_streams.errors import RecordError, StoreUnavailable
+from qim_streams.gateway.redis_devices import devices_key
 from qim_streams.notification.ports import DeviceRow
 from qim_streams.notification.records import (
     SETTINGS_NAME,
@@ -42,7 +43,7 @@ class RedisPushDevices:
         commands: list[tuple[str, ...]] = []
         for tenant, user, device in wanted:
             commands.append(("HMGET", _key(tenant, user), device, SETTINGS_NAME))
-            commands.append(("HGET", f"{{u:{tenant}:{user}}}:dev", device))
+            commands.append(("HGET", devices_key(tenant, user), device))
         async with translated("push devices"):
             answers = await exchange(self._client, commands)
         for answer in answers:

@@ -5,6 +5,7 @@ Spec: §6.
 
 from typing import Any
 
+from qim_streams.gateway.redis_devices import devices_key
 from qim_streams.redis_tier import RedisClient, translated
 
 
@@ -17,16 +18,12 @@ class RedisUserDevices:
     async def of_user(self, tenant_id: str, user_id: str) -> dict[str, str]:
         """See the port."""
         async with translated("devices"):
-            rows: dict[Any, Any] = await self._client.hgetall(_key(tenant_id, user_id))
+            rows: dict[Any, Any] = await self._client.hgetall(devices_key(tenant_id, user_id))
         return {bytes(name).decode(): bytes(value).decode("utf-8", "replace") for name, value in rows.items()}
 
     async def forget(self, tenant_id: str, user_id: str) -> int:
         """See the port."""
         count = len(await self.of_user(tenant_id, user_id))
         async with translated("devices"):
-            await self._client.delete(_key(tenant_id, user_id))
+            await self._client.delete(devices_key(tenant_id, user_id))
         return count
-
-
-def _key(tenant_id: str, user_id: str) -> str:
-    return f"{{u:{tenant_id}:{user_id}}}:dev"
