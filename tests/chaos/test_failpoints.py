@@ -8,15 +8,15 @@ T-K2; reliability of §3 to §7.
 
 import os
 import signal
-import threading
 import time
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
 from qim_streams import failpoints
 from tests.chaos.conftest import StartStack, UnderTraffic, new_seed
+from tests.support.looking import Looking
 from tests.support.processes import is_stopped
 from tests.support.stack import StackProcess
 from tests.support.traffic import Plan
@@ -24,6 +24,7 @@ from tests.support.traffic import Plan
 pytestmark = [pytest.mark.integration, pytest.mark.chaos, pytest.mark.timeout(600)]
 
 DEADLINE_S = 300.0
+LOOK_S = 0.1
 FREEZE_S = 7.0  # more than twice the lease and the session timeout of the test stack
 # Which hit of a process's life kills it. The points of one role are staggered, so that it gets somewhere
 # between two deaths; a point that only a start passes dies at its first hit.
@@ -171,23 +172,17 @@ async def test_a_freeze_at_every_point(
             figures["freezes"] = thaw.count
 
 
-class Thaw:
+class Thaw(Looking):
     """Wakes what has stopped itself, `FREEZE_S` after it was seen. A thread: nothing else may be late."""
 
     def __init__(self, stack: StackProcess) -> None:
+        super().__init__("thaw", LOOK_S)
         self._stack = stack
         self._since_s: dict[int, float] = {}
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True, name="thaw")
         self.count = 0
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join(20)
+        super().__exit__()
         for pid in self.asleep():
             os.kill(pid, signal.SIGCONT)
 
@@ -195,11 +190,11 @@ class Thaw:
         """The pids of roles that are stopped now."""
         return [role.pid for role in self._stack.status().roles if role.pid and is_stopped(role.pid)]
 
-    def _run(self) -> None:
-        while not self._stop.wait(0.1):
-            now_s = time.monotonic()
-            for pid in self.asleep():
-                if now_s - self._since_s.setdefault(pid, now_s) >= FREEZE_S:
-                    del self._since_s[pid]
-                    self.count += 1
-                    os.kill(pid, signal.SIGCONT)
+    def look(self) -> None:
+        """Who stands still for long enough goes on."""
+        now_s = time.monotonic()
+        for pid in self.asleep():
+            if now_s - self._since_s.setdefault(pid, now_s) >= FREEZE_S:
+                del self._since_s[pid]
+                self.count += 1
+                os.kill(pid, signal.SIGCONT)

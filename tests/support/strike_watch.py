@@ -7,10 +7,9 @@ later can hide a violation, but none is ever invented.
 Spec: §11, §14.6. Invariants I14 I17 I18 (judged in ``checkers``).
 """
 
-import threading
 from collections import defaultdict
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import redis
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
@@ -20,6 +19,7 @@ from qim_streams.errors import RecordError
 from qim_streams.mailbox import watermark
 from tests.support.checkers import CommitSample, FanoutSample, ShardSample
 from tests.support.logs import DISPATCH, OUTBOX
+from tests.support.looking import Looking
 from tests.support.stack import StackProcess
 
 EVERY_S = 0.2
@@ -27,38 +27,32 @@ ASK_S = 3.0
 FANOUT, MAILBOX, QSESSION = "qim-fanout-coordinator", "qim-mailbox-node", "qim-qsession"
 
 
-class StrikeWatch:
+class StrikeWatch(Looking):
     """Samples of one strike. Use as a context manager."""
 
     def __init__(self, stack: StackProcess, outbox_partitions: int, shards: int) -> None:
+        super().__init__("strike watch", EVERY_S)
         self._stack, self._partitions, self._shards = stack, outbox_partitions, shards
         self._redis = redis.Redis.from_url(stack.client["redis_url"], socket_timeout=ASK_S)
         self._admin = AdminClient({"bootstrap.servers": stack.client["brokers"], "log_level": 0})
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True, name="strike watch")
         self.shards: list[ShardSample] = []
         self.commits: list[CommitSample] = []
         self.fanout: list[FanoutSample] = []
         self.peaks: dict[str, dict[str, float]] = defaultdict(dict)
         self.taken = self.skipped = 0
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join(30)
+        super().__exit__()
         self._redis.close()
 
-    def _run(self) -> None:
-        while not self._stop.wait(EVERY_S):
-            for take in (self._take_use, self._take_shards, self._take_streams, self._take_fanout):
-                try:
-                    take()
-                    self.taken += 1
-                except (redis.RedisError, KafkaException, OSError, RecordError, StopIteration):
-                    self.skipped += 1
+    def look(self) -> None:
+        """A sample of each kind."""
+        for take in (self._take_use, self._take_shards, self._take_streams, self._take_fanout):
+            try:
+                take()
+                self.taken += 1
+            except (redis.RedisError, KafkaException, OSError, RecordError, StopIteration):
+                self.skipped += 1
 
     def _take_shards(self) -> None:
         """Grant, last writer and W of every shard, read in one step of the store."""

@@ -83,6 +83,16 @@ def check(world: World, mappings: Mappings) -> None:
     assert mappings.current.shards == 4
 
 
+async def die_at(step: str, world: World) -> None:
+    """A split that ends at this step."""
+    failpoints.arm(f"shard.{step}:1:raise")
+    try:
+        with pytest.raises(failpoints.FailpointError):
+            await world.finish()
+    finally:
+        failpoints.arm("")
+
+
 async def test_a_split_goes_through_its_steps() -> None:
     world = World()
     check(world, await world.finish())
@@ -92,12 +102,7 @@ async def test_a_split_goes_through_its_steps() -> None:
 @pytest.mark.parametrize("step", STEPS)
 async def test_it_goes_on_after_a_kill_at_every_step(step: str) -> None:
     world = World()
-    failpoints.arm(f"shard.{step}:1:raise")
-    try:
-        with pytest.raises(failpoints.FailpointError):
-            await world.finish()
-    finally:
-        failpoints.arm("")
+    await die_at(step, world)
     check(world, await world.finish())
 
 
@@ -136,12 +141,7 @@ async def test_a_split_is_abandoned_before_it_marks_anything_and_not_later() -> 
 @pytest.mark.parametrize("step", STEPS[1:-1])
 async def test_a_split_that_has_begun_is_not_abandoned(step: str) -> None:
     world = World()
-    failpoints.arm(f"shard.{step}:1:raise")
-    try:
-        with pytest.raises(failpoints.FailpointError):
-            await world.finish()
-    finally:
-        failpoints.arm("")
+    await die_at(step, world)
     with pytest.raises(ConfigError, match="only be finished"):
         await world.operation().abort()
     check(world, await world.finish())
