@@ -125,8 +125,14 @@ class TaskQueue(Protocol):
     async def position(self, slot: int) -> int:
         """The next offset of the slot's partition that was not accepted, 0 for none."""
 
-    async def accept(self, slot: int, tasks: Sequence[NewTask], next_offset: int, now_ms: int) -> Accepted:
-        """Queue what is not known yet, then move the position."""
+    async def accept(
+        self, slot: int, tasks: Sequence[NewTask], next_offset: int, now_ms: int, stands: int = 0
+    ) -> Accepted:
+        """Queue what is not known yet, then move the position.
+
+        `stands`: where the caller knows it to stand. InvariantViolation when it stands lower: the store lost
+        its last writes, and tasks with them; nothing is queued.
+        """
 
     async def take(self, slots: Sequence[int], provider: str, now_ms: int, limit: int) -> Taken:
         """Claim due tasks of a provider, about `limit` of them, at most that many of each slot."""

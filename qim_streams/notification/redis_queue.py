@@ -20,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Final
 
+from qim_streams.errors import InvariantViolation
 from qim_streams.notification.ports import Accepted, Done, Later, NewTask, QueuedTask, Taken
 from qim_streams.redis_tier import RedisClient, Script, exchange, translate, translated, type_args
 
@@ -45,7 +46,9 @@ class RedisTaskQueue:
             at = await self._client.get(_key(slot, "at"))
         return 0 if at is None else int(at)
 
-    async def accept(self, slot: int, tasks: Sequence[NewTask], next_offset: int, now_ms: int) -> Accepted:
+    async def accept(
+        self, slot: int, tasks: Sequence[NewTask], next_offset: int, now_ms: int, stands: int = 0
+    ) -> Accepted:
         """See `TaskQueue.accept`."""
         keys = [_key(slot, one) for one in ("over", "task", "at")]
         keys += [_key(slot, f"due:{one}") for one in self._providers]
@@ -53,11 +56,13 @@ class RedisTaskQueue:
         for start in range(0, max(1, len(tasks)), TASKS_PER_CALL):
             part = tasks[start : start + TASKS_PER_CALL]
             last = start + TASKS_PER_CALL >= len(tasks)
-            args: list[type_args] = [now_ms, self._waiting_max, next_offset if last else -1]
+            args: list[type_args] = [now_ms, self._waiting_max, next_offset if last else -1, stands]
             for one in part:
                 args += (one.task_id, self._providers.index(one.provider) + 1, one.due_at, one.task)
             async with translated("notifications"):
                 answer = await self._accept.call(self._client, keys, args)
+            if int(answer[0]) < 0:
+                raise fell_back(slot, stands, int(answer[1]))
             totals = [total + int(more) for total, more in zip(totals, answer, strict=True)]
         return Accepted(*totals)
 
@@ -144,6 +149,14 @@ class RedisSentTasks:
             commands = [("ZSCORE", _key(slot, "sent"), task_id) for slot, task_id in tasks]
             answers = await exchange(self._client, commands)
         return [one is not None for one in _checked(answers)]
+
+
+def fell_back(slot: int, knew: int, stands: int) -> InvariantViolation:
+    """What is wrong with a position that stands lower than it did."""
+    return InvariantViolation(
+        f"notifications, slot {slot}: its queue lost its last writes: the position was {knew}, "
+        f"is {stands}; a restart goes on from there"
+    )
 
 
 def _checked(answers: Sequence[Any]) -> list[Any]:

@@ -1,9 +1,10 @@
 """Registered devices, whole: what the store lost is put back from the device log before anybody believes it.
 
-A device that is missing may have been removed, or the store may be a new one. So whoever misses something
-asks for the mark of wholeness, which belongs to one run of the server; without it the whole log is read and
-put back first. Removals that come meanwhile are in the log behind what was read: it is read on until nothing
-more comes.
+A device that is missing may have been removed, or the store may be a new one; one that is there may be the
+registration before the last one, which a store lost with its last second. So after every reading the mark of
+wholeness is asked for, which belongs to one run of the server; without it the whole log is read and put back
+first. Removals that come meanwhile are in the log behind what was read: it is read on until nothing more
+comes.
 
 What it does not do: undo a removal that an old copy of the store has forgotten once its tombstone has left
 the log.
@@ -46,9 +47,7 @@ class WholeDevices:
     async def load(self, wanted: Sequence[tuple[str, str, str]]) -> list[DeviceRow]:
         """See `DeviceStore.load`. StoreUnavailable also while the log does not answer."""
         rows = await self._store.load(wanted)
-        if all(row.device is not None for row in rows) or not await self.ensure():
-            return rows
-        return await self._store.load(wanted)
+        return await self._store.load(wanted) if await self.ensure() else rows
 
     async def ensure(self) -> bool:
         """Put back what is missing, if the store is not whole; whether it was not."""

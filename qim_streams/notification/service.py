@@ -1,9 +1,10 @@
 """NotificationService: from PushTasks to the queue, and from there through a lane per provider.
 
 A batch of a partition is queued in one script call together with the partition's next offset, then it is
-acknowledged: what is queued is as durable as the hot tier, and a task that comes again, by a replay of
-dispatches or of this log, is known. Nothing waits for a provider here, so no provider can hold up a
-partition; where more than the bound wait for one provider, its new ones are let go and counted.
+acknowledged; a task that comes again, by a replay of dispatches or of this log, is known. A store that lost
+its last writes has lost positions together with the tasks: one is found lower than we moved it, which ends
+the process, and the next one reads them again. Nothing waits for a provider here, so no provider can hold up
+a partition; where more than the bound wait for one provider, its new ones are let go and counted.
 
 A task waits for the grace before it is looked at: devices that reconnect fetch the message themselves.
 
@@ -13,9 +14,9 @@ Spec: §6. Scenarios H1 H7.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
-from qim_streams.errors import RecordError
+from qim_streams.errors import RecordError, StoreUnavailable
 from qim_streams.log_ports import LogBatch, Poison, PoisonSink
 from qim_streams.notification import metrics
 from qim_streams.notification.ports import NewTask, TaskQueue
@@ -27,6 +28,7 @@ log = logging.getLogger(__name__)
 
 TASK_TOPIC = "qim.push-task.v1"
 Die = Callable[[str, BaseException | None], NoReturn]
+COMPARE_S: Final = 3.0
 
 
 class Terms(NamedTuple):
@@ -54,6 +56,7 @@ class NotificationService:
         self._lanes = {lane.name: lane for lane in lanes}
         self._slots, self._terms, self._now_ms, self._die = slots, terms, now_ms, die
         self._tasks: list[asyncio.Task[None]] = []
+        self._at: dict[int, int] = {}  # the position of each slot as it stands in the queue
 
     async def open(self) -> None:
         """Hold the registered devices against their log, then start the lanes."""
@@ -62,6 +65,7 @@ class NotificationService:
             task = asyncio.create_task(lane.run(), name=f"notification-{lane.name}")
             task.add_done_callback(self._lane_ended)
             self._tasks.append(task)
+        self._tasks.append(asyncio.create_task(self._watch(), name="notification-watch"))
 
     async def close(self) -> None:
         """Wait a moment for what is under way; the rest is taken up by whoever comes next."""
@@ -74,15 +78,21 @@ class NotificationService:
         """The next offset to accept; the slot's queue is worked on from here."""
         position = await self._queue.position(partition)
         self._slots.add(partition)
+        self._at[partition] = position
         self._wake()
         return position
 
     async def release(self, partitions: frozenset[int]) -> None:
         """Take no more of these slots; what is under way ends here."""
         self._slots -= partitions
+        for partition in partitions:
+            self._at.pop(partition, None)
 
     async def handle(self, batches: Sequence[LogBatch]) -> None:
-        """Queue the tasks of the batches. StoreUnavailable: repeat; what was queued is known then."""
+        """Queue the tasks of the batches. StoreUnavailable: repeat; what was queued is known then.
+
+        InvariantViolation: the queue lost its last writes.
+        """
         now = self._now_ms()
         tasks: list[tuple[int, PushTask, bytes]] = []
         poison: list[Poison] = []
@@ -103,7 +113,9 @@ class NotificationService:
         new = await self._new(tasks)
         for batch in batches:
             mine = new.get(batch.partition, [])
-            accepted = await self._queue.accept(batch.partition, mine, batch.records[-1].offset + 1, now)
+            at, stands = batch.records[-1].offset + 1, self._at.get(batch.partition, 0)
+            accepted = await self._queue.accept(batch.partition, mine, at, now, stands)
+            self._at[batch.partition] = max(stands, at)
             metrics.ACCEPTED.labels("queued").inc(accepted.queued)
             metrics.ACCEPTED.labels("known").inc(accepted.known)
             metrics.ACCEPTED.labels("overflow").inc(accepted.refused)
@@ -122,6 +134,27 @@ class NotificationService:
                 due = task.made_at + self._terms.grace_ms
                 found.setdefault(partition, []).append(NewTask(task.task_id, row.device.provider, due, data))
         return found
+
+    async def compare(self) -> None:
+        """Hold queue and devices against what they were; a position that fell back ends the process."""
+        before = dict(self._at)
+        for slot, knew in before.items():
+            stands = await self._queue.position(slot)
+            if stands < knew and slot in self._at:
+                self._die(
+                    f"the queue of slot {slot} lost its last writes: was at {knew}, is at {stands}", None
+                )
+        await self._devices.ensure()
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(COMPARE_S)
+            try:
+                await self.compare()
+            except StoreUnavailable as error:
+                log.warning("the queue of notifications cannot be compared: %s", error)
+            except Exception as error:  # noqa: BLE001 - whatever it is, nobody watches the queue any more
+                self._die("watching the queue of notifications failed", error)
 
     def _wake(self) -> None:
         for lane in self._lanes.values():

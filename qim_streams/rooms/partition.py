@@ -2,7 +2,8 @@
 
 Taking over: (1) append the owner's mark, which fences the log (`records.LogFence`); (2) read the log from the
 last checkpoint, at least the newest `WINDOW_RECORDS`, up to the mark: room_seqs go on where they stood and
-windows are there; (3) serve. A checkpoint every second notes the offset that the stored room_seqs reflect.
+windows are there; (3) serve. A checkpoint every second notes the offset that the stored room_seqs reflect; a
+store that lost checkpoints gets what the log has since the one that it still has.
 
 Invariants: a room_seq is given once per epoch, and in order of the log; an answer follows the log's
 acknowledgement; nothing is done per recipient; rooms that nobody uses are forgotten, but none whose number
@@ -66,6 +67,7 @@ class RoomPartition:
         self._rooms: OrderedDict[RoomName, Room] = OrderedDict()
         self._loading: dict[RoomName, asyncio.Future[Room | None]] = {}
         self._offset = 0  # of the log: everything below is in the room_seqs
+        self._noted = 0  # where the stored position stands
         self._dirty: set[RoomName] = set()
         self._window_bytes = 0
 
@@ -111,13 +113,33 @@ class RoomPartition:
         self._dirty = set()
         seqs = {name: self._rooms[name].seq for name in names if name in self._rooms}
         try:
-            await self._all.store.checkpoint(self.number, self.epoch, offset, seqs)
+            stands = await self._all.store.checkpoint(self.number, self.epoch, self._noted, offset, seqs)
+            if stands < self._noted:
+                await self._note_again(stands, offset, seqs)
+            self._noted = offset
             failpoints.hit("rooms.checkpoint_noted")
         except FencedError:
             raise
         except StoreError as error:
             self._dirty |= names
             log.warning("room partition %d: checkpoint: %s", self.number, error)
+
+    async def _note_again(self, stands: int, offset: int, seqs: dict[RoomName, int]) -> None:
+        """Note what the store forgot: all since the checkpoint it has. `seqs`: what was to be noted now."""
+        log.error(
+            "room partition %d: the store lost its last writes: its checkpoint was %d and is %d",
+            self.number, self._noted, stands,
+        )  # fmt: skip
+        first, _ = await self._all.reader.span(self.number)
+        fence = LogFence()
+        async for batch in self._all.reader.read(self.number, max(first, stands, offset - WINDOW_RECORDS)):
+            for at, _, value in batch:
+                record = self._counted(fence, value) if at < offset else None
+                if record is not None:
+                    name = (record.tenant_id, record.room_id)
+                    seqs[name] = max(record.room_seq, seqs.get(name, 0))
+        if await self._all.store.checkpoint(self.number, self.epoch, stands, offset, seqs) < stands:
+            raise StoreError("the store loses its writes all the time")
 
     # -- takeover
 
@@ -140,7 +162,7 @@ class RoomPartition:
         end = await self._all.log.append(self.number, mark.key, mark.encode())
         failpoints.hit("rooms.mark_appended")
         first, _ = await self._all.reader.span(self.number)
-        noted = await self._all.store.position(self.number)
+        self._noted = noted = await self._all.store.position(self.number)
         start = max(first, min(noted, end - WINDOW_RECORDS))
         fence, count = LogFence(), 0
         if start < end:
@@ -153,15 +175,20 @@ class RoomPartition:
         if not self.closed:
             self.ready.set()
 
-    def _replay(self, fence: LogFence, value: bytes) -> int:
+    def _counted(self, fence: LogFence, value: bytes) -> RoomRecord | None:
+        """A record of the log if it counts and is of a room. FencedError when a later owner wrote it."""
         try:
             record = decode_room(value)
         except RecordError as error:
             log.warning("room partition %d: a record that is none: %s", self.number, error)
-            return 0
+            return None
         if record.epoch > self.epoch:
             raise FencedError(f"rm:{self.number}", self.epoch, record.epoch)
-        if not fence.passes(record) or not record.room_id:
+        return record if fence.passes(record) and record.room_id else None
+
+    def _replay(self, fence: LogFence, value: bytes) -> int:
+        record = self._counted(fence, value)
+        if record is None:
             return 0
         name = (record.tenant_id, record.room_id)
         room = self._rooms.get(name)

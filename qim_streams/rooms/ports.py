@@ -38,9 +38,13 @@ class RoomStore(Protocol):
         """Replace the head of a room and the given standings; a closed room leaves the list."""
 
     async def checkpoint(
-        self, partition: int, epoch: int, offset: int, seqs: Mapping[tuple[str, str], int]
-    ) -> None:
-        """Everything below log offset `offset` is reflected in the room_seqs: `seqs` by (tenant, room)."""
+        self, partition: int, epoch: int, known: int, offset: int, seqs: Mapping[tuple[str, str], int]
+    ) -> int:
+        """Everything below log offset `offset` is reflected in the room_seqs: `seqs` by (tenant, room).
+
+        Where the position stood before. Lower than `known`, where the caller left it: the store lost its last
+        checkpoints, and nothing is noted.
+        """
 
     async def position(self, partition: int) -> int:
         """The offset of the last checkpoint, 0 when there is none."""

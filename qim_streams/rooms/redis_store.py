@@ -19,7 +19,7 @@ from qim_streams.codec import Layout, pack_fields
 from qim_streams.errors import StoreError
 from qim_streams.ids import is_text_id
 from qim_streams.placement import room_partition
-from qim_streams.redis_tier import RedisClient, Script, translate, translated
+from qim_streams.redis_tier import RedisClient, Script, translate, translated, type_args
 from qim_streams.rooms.ports import StoredRoom
 from qim_streams.rooms.rules import NOBODY, RoomHead, Standing
 
@@ -90,19 +90,21 @@ class RedisRoomStore:
         return bool(answer)
 
     async def checkpoint(
-        self, partition: int, epoch: int, offset: int, seqs: Mapping[tuple[str, str], int]
-    ) -> None:
+        self, partition: int, epoch: int, known: int, offset: int, seqs: Mapping[tuple[str, str], int]
+    ) -> int:
         """See the port. In slices, of which the last one moves the offset."""
         base, rows = f"{{rm:{partition}}}:", list(seqs.items())
         slices = [rows[at : at + SLICE] for at in range(0, len(rows), SLICE)] or [[]]
-        before = await self.position(partition) if len(slices) > 1 else 0
+        stands = known
         for index, part in enumerate(slices):
-            at = offset if index == len(slices) - 1 else before
+            at = offset if index == len(slices) - 1 else known
             keys = (base + "epoch", base + "at", *(_room(partition, *name) for name, _ in part))
+            args: list[type_args] = [epoch, "checkpoint", at, known, *(seq for _, seq in part)]
             async with translated(f"rm:{partition}", epoch):
-                await self._script.call(
-                    self._client, keys, (epoch, "checkpoint", at, *(seq for _, seq in part))
-                )
+                stands = int(await self._script.call(self._client, keys, args))
+            if stands < known:
+                break
+        return stands
 
     async def position(self, partition: int) -> int:
         """See the port."""

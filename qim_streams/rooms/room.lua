@@ -5,19 +5,23 @@
 --   ARGV[1] epoch  ARGV[2] create | put  ARGV[3] room id  ARGV[4] how long a closed room is remembered, ms (0: it is open)
 --   ARGV[5..] fields and values, an empty value removes its field; `create` -> 0 when the room is there
 -- checkpoint: KEYS[2] {rm:p}:at  KEYS[3..] {rm:p}:r:<t>
---   ARGV[1] epoch  ARGV[2] checkpoint  ARGV[3] log offset  ARGV[4..] the room_seq of each
+--   ARGV[1] epoch  ARGV[2] checkpoint  ARGV[3] log offset  ARGV[4] where the caller knows {rm:p}:at to stand
+--   ARGV[5..] the room_seq of each -> where {rm:p}:at stood; nothing is done where that is lower than known:
+--   the store lost its last checkpoints, and room_seqs with them, which are to come first
 local current = redis.call('GET', KEYS[1])
 if current ~= ARGV[1] then
   return redis.error_reply('FENCED ' .. (current or '0'))
 end
 
 if ARGV[2] == 'checkpoint' then
+  local stands = tonumber(redis.call('GET', KEYS[2]) or '0')
+  if stands < tonumber(ARGV[4]) then return stands end
   for i = 3, #KEYS do
     local seq = redis.call('HGET', KEYS[i], 'seq')
-    if seq and tonumber(seq) < tonumber(ARGV[i + 1]) then redis.call('HSET', KEYS[i], 'seq', ARGV[i + 1]) end
+    if seq and tonumber(seq) < tonumber(ARGV[i + 2]) then redis.call('HSET', KEYS[i], 'seq', ARGV[i + 2]) end
   end
   redis.call('SET', KEYS[2], ARGV[3])
-  return 1
+  return stands
 end
 
 if ARGV[2] == 'create' then

@@ -9,6 +9,7 @@ Spec: §6.
 from collections.abc import Sequence
 
 from qim_streams import limits
+from qim_streams.errors import InvariantViolation
 from qim_streams.log_ports import Outgoing
 from qim_streams.notification.ports import (
     Accepted,
@@ -112,8 +113,12 @@ class MemoryTaskQueue:
         """See `TaskQueue.position`."""
         return self._at.get(slot, 0)
 
-    async def accept(self, slot: int, tasks: Sequence[NewTask], next_offset: int, now_ms: int) -> Accepted:
+    async def accept(
+        self, slot: int, tasks: Sequence[NewTask], next_offset: int, now_ms: int, stands: int = 0
+    ) -> Accepted:
         """See `TaskQueue.accept`."""
+        if self._at.get(slot, 0) < stands:
+            raise InvariantViolation(f"slot {slot} fell back from {stands}")
         self._over = {place: until for place, until in self._over.items() if until > now_ms}
         queued = known = refused = 0
         for one in tasks:
@@ -128,6 +133,15 @@ class MemoryTaskQueue:
                 queued += 1
         self._at[slot] = max(self._at.get(slot, 0), next_offset)
         return Accepted(queued, known, refused)
+
+    def lose(self, slot: int, position: int, tasks: Sequence[bytes]) -> None:
+        """What a store does that forgets its last writes: the position goes back, tasks are gone."""
+        self._at[slot] = position
+        for task_id in tasks:
+            self._tasks.pop((slot, task_id))
+            for (number, _), due in self._due.items():
+                if number == slot:
+                    due.pop(task_id, None)
 
     async def take(self, slots: Sequence[int], provider: str, now_ms: int, limit: int) -> Taken:
         """See `TaskQueue.take`."""

@@ -2,6 +2,7 @@
 
 import pytest
 
+from qim_streams.errors import InvariantViolation
 from qim_streams.notification.ports import DeviceStore, Done, Later, NewTask, TaskQueue
 from qim_streams.notification.records import PushDevice, PushSettings
 from qim_streams.notification.redis_devices import WHOLE_KEY, RedisPushDevices
@@ -113,6 +114,17 @@ async def test_the_position_never_goes_back(queue: TaskQueue) -> None:
     await queue.accept(0, [], 9, 1)
     await queue.accept(0, [], 5, 1)
     assert await queue.position(0) == 9
+
+
+@BOTH
+async def test_a_queue_that_fell_back_takes_nothing(queue: TaskQueue) -> None:
+    """T-R2: it lost its last writes, and tasks with them; whoever comes from its position goes on."""
+    await queue.accept(0, [task(1)], 5, 1)
+    with pytest.raises(InvariantViolation):
+        await queue.accept(0, [task(2)], 9, 1, 8)
+    assert (await queue.position(0), await queue.waiting([0], "apns")) == (5, 1)
+    assert await queue.accept(0, [task(2)], 9, 1, 5) == (1, 0, 0)
+    assert await queue.accept(0, [task(3)], 10, 1, 7) == (1, 0, 0)  # another worker was faster
 
 
 @BOTH

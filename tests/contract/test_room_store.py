@@ -59,16 +59,28 @@ async def test_checkpoints_only_grow_and_make_no_rooms(fixture: Fixture) -> None
     store = fixture.store
     assert await store.position(1) == 0
     await store.create(1, 7, "t", "r", HEAD)
-    await store.checkpoint(1, 7, 100, {("t", "r"): 40, ("t", "gone"): 3})
-    await store.checkpoint(1, 7, 120, {("t", "r"): 30})
+    assert await store.checkpoint(1, 7, 0, 100, {("t", "r"): 40, ("t", "gone"): 3}) == 0
+    assert await store.checkpoint(1, 7, 100, 120, {("t", "r"): 30}) == 100
     stored = await store.load(1, "t", "r")
     assert stored is not None
     assert (stored.room_seq, await store.position(1)) == (40, 120)
     assert await store.load(1, "t", "gone") is None
-    await store.checkpoint(1, 7, 200, {("t", f"r{n}"): n for n in range(1_200)} | {("t", "r"): 50})
+    await store.checkpoint(1, 7, 120, 200, {("t", f"r{n}"): n for n in range(1_200)} | {("t", "r"): 50})
     stored = await store.load(1, "t", "r")
     assert stored is not None
     assert (stored.room_seq, await store.position(1)) == (50, 200)
+
+
+async def test_a_store_that_lost_checkpoints_notes_nothing(fixture: Fixture) -> None:
+    """T-R2: room_seqs went with them; a small checkpoint and one in slices are refused alike."""
+    store = fixture.store
+    await store.create(1, 7, "t", "r", HEAD)
+    await store.checkpoint(1, 7, 0, 100, {("t", "r"): 40})
+    for seqs in ({("t", "r"): 50}, {("t", f"r{n}"): n for n in range(1_200)} | {("t", "r"): 50}):
+        assert await store.checkpoint(1, 7, 120, 130, seqs) == 100
+        stored = await store.load(1, "t", "r")
+        assert stored is not None
+        assert (stored.room_seq, await store.position(1)) == (40, 100)
 
 
 async def test_a_former_owner_writes_nothing(fixture: Fixture) -> None:
@@ -80,7 +92,7 @@ async def test_a_former_owner_writes_nothing(fixture: Fixture) -> None:
     with pytest.raises(FencedError):
         await store.put(1, 7, "t", "r", HEAD._replace(closed=True), {})
     with pytest.raises(FencedError):
-        await store.checkpoint(1, 7, 9, {("t", "r"): 9})
+        await store.checkpoint(1, 7, 0, 9, {("t", "r"): 9})
     stored = await store.load(1, "t", "r")
     assert stored is not None
     assert (stored.head, stored.room_seq, await store.position(1)) == (HEAD, 0, 0)

@@ -78,14 +78,20 @@ class MemoryRoomStore:
         merged = {k: v for k, v in (before.standings | dict(standings)).items() if v != NOBODY}
         self.rooms[tenant_id, room_id] = StoredRoom(head, before.room_seq, merged)
 
-    async def checkpoint(self, partition: int, epoch: int, offset: int, seqs: Mapping[Name, int]) -> None:
+    async def checkpoint(
+        self, partition: int, epoch: int, known: int, offset: int, seqs: Mapping[Name, int]
+    ) -> int:
         """See the port."""
         self._fenced(partition, epoch)
+        stands = self.positions.get(partition, 0)
+        if stands < known:
+            return stands
         for name, seq in seqs.items():
             before = self.rooms.get(name)
             if before is not None and before.room_seq < seq:
                 self.rooms[name] = before._replace(room_seq=seq)
         self.positions[partition] = offset
+        return stands
 
     async def position(self, partition: int) -> int:
         """See the port."""

@@ -4,6 +4,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from qim_streams.errors import InvariantViolation
 from qim_streams.mentions import mentions
 from qim_streams.notification.ports import Answer, Result
 from qim_streams.notification.records import PushSettings
@@ -256,6 +257,29 @@ async def test_a_store_that_is_away_delays_and_loses_nothing() -> None:
         assert not world.providers["apns"].seen
         world.messages.down = False
         await world.pass_time(2 * CLAIM_MS, 5_000)
+    assert set(world.providers["apns"].per_target.values()) == {1}
+
+
+async def test_tasks_that_the_queue_lost_with_its_last_second_come_again() -> None:
+    """T-R2, H10: the next batch or a look ends the process, and the next one reads them again."""
+    world = NotificationWorld()
+    await world.device()
+    async with world.running() as service:
+        first, lost = world.message(), world.message()
+        await world.offer(service, first)
+        await world.offer(service, lost)
+        world.queue.lose(0, 1, [lost.task_id])
+        with pytest.raises(AssertionError, match="lost its last writes"):  # what ends a process, here
+            await service.compare()
+        with pytest.raises(InvariantViolation):
+            await world.offer(service, world.message())
+        assert await world.queue.position(0) == 1
+    async with world.running() as service:
+        await service.handle([Batch(0, [Record(lost.key, lost.encode(), 1)])])
+        await service.compare()
+        await world.pass_time(GRACE_MS + 100)
+    told = {one.message_id for one in world.providers["apns"].seen}
+    assert told == {first.message_id, lost.message_id}
     assert set(world.providers["apns"].per_target.values()) == {1}
 
 

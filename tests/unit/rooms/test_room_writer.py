@@ -207,6 +207,33 @@ async def test_tenants_do_not_meet() -> None:
     world.kill()
 
 
+async def test_numbers_that_the_store_lost_with_its_last_second_are_noted_again() -> None:
+    """T-R2: a room that said nothing more since then; the log forgets it before the next owner comes."""
+    world = RoomWorld()
+    writer = await world.take_over()
+    await world.make("lobby")
+    await world.make("quiet")
+    number = partition_of(TENANT, "quiet")
+    partition = writer._partitions[number]
+    await world.say("quiet", "a")
+    await partition.checkpoint()
+    before = dict(world.store.rooms), dict(world.store.positions)
+    await world.say("quiet", "b")
+    await partition.checkpoint()
+    world.store.rooms, world.store.positions = dict(before[0]), dict(before[1])
+    other = next(f"r{n}" for n in range(100) if partition_of(TENANT, f"r{n}") == number)
+    await world.make(other)
+    await world.say(other, "c")
+    await partition.checkpoint()
+    assert world.store.rooms[TENANT, "quiet"].room_seq == 2
+    assert world.store.rooms[TENANT, other].room_seq == 1
+    world.log.first[number] = len(world.log.rows[number])
+    world.kill()
+    await world.take_over()
+    assert (await world.say("quiet", "d")).room_seq == 3
+    world.kill()
+
+
 async def test_checkpoints_come_by_themselves() -> None:
     world = RoomWorld()
     await world.take_over()
