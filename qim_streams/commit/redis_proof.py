@@ -1,7 +1,8 @@
 """`Proof` on Redis: ``{ob:p}:whole``, the run of the server for which the partition is whole.
 
-Invariants: before a partition is marked for a new run of the server, what this process knows of ordinals is
-back in the store: numbers that were given just before a restart may be in use and be forgotten there.
+Invariants: before a partition is marked for a new run of the server, what is known of ordinals is back in the
+store, what this process knows and what the presence log does: numbers that were given just before a restart
+may be in use and be forgotten there, also where nothing else was lost and the owner lived through it.
 
 Spec: §14.4.
 """
@@ -27,11 +28,21 @@ class KnownOrdinals(Protocol):
         """Write it back where it is missing."""
 
 
+class Seats(Protocol):
+    """Ordinals of users who are online."""
+
+    async def run(self, partition: int) -> int:
+        """Put back what may be missing of a partition's share; how many. StoreUnavailable: again."""
+
+
 class RedisProof:
     """`Proof` on Redis, for all partitions of a process."""
 
-    def __init__(self, calls: PartitionCalls, server: ServerRun, ordinals: KnownOrdinals) -> None:
-        self._calls, self._server, self._ordinals = calls, server, ordinals
+    def __init__(
+        self, calls: PartitionCalls, server: ServerRun, ordinals: KnownOrdinals, seats: Seats
+    ) -> None:
+        self._calls, self._server, self._ordinals, self._seats = calls, server, ordinals, seats
+        self._seated: dict[int, str] = {}  # partition -> the run for which those online have their ordinals
         self._script = keys.fenced_script("qim_streams.commit", "whole.lua")
         self._run = ""  # the run for which everything known is in the store
 
@@ -41,5 +52,8 @@ class RedisProof:
         if run != self._run:
             await self._ordinals.reassert()
             self._run = run
+        if self._seated.get(partition) != run:
+            await self._seats.run(partition)
+            self._seated[partition] = run
         if not await self._calls.numbered(self._script, partition, epoch, "whole", (run,)):
             raise StoreUnavailable(f"ob:{partition}: the server was started anew", Outcome.NOT_APPLIED)

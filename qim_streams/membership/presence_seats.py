@@ -26,6 +26,13 @@ class PresenceReader(Protocol):
         """Batches of (offset, key, value) from `start` (inclusive) to the end as of this call."""
 
 
+class ServerWholeness(Wholeness, Protocol):
+    """A `Wholeness` that knows which run of the server this is."""
+
+    async def run(self) -> str:
+        """Its id. StoreUnavailable when it does not answer."""
+
+
 class OnlineSeats:
     """What each Outbox partition's owner reads of the presence log: every n-th partition of it."""
 
@@ -33,13 +40,14 @@ class OnlineSeats:
         self,
         reader: PresenceReader,
         directory: OrdinalDirectory,
-        wholeness: Wholeness,
+        wholeness: ServerWholeness,
         *,
         presence_partitions: int,
         outbox_partitions: int,
     ) -> None:
         self._reader, self._directory, self._wholeness = reader, directory, wholeness
         self._presence_partitions, self._outbox_partitions = presence_partitions, outbox_partitions
+        self._done: dict[int, str] = {}  # partition -> the run of the server for which it was read here
 
     async def run(self, partition: int) -> int:
         """Put back what may be missing; how many were. StoreUnavailable: call again.
@@ -47,12 +55,14 @@ class OnlineSeats:
         Nothing is read where the partition is proved for this run of the server: then nothing was lost.
         """
         self._directory.forget()
-        if not await self._wholeness.doubtful({partition}):
+        run = await self._wholeness.run()
+        if self._done.get(partition) == run or not await self._wholeness.doubtful({partition}):
             return 0
         mine = range(partition, self._presence_partitions, self._outbox_partitions)
         missing = 0
         for tenant, seats in (await self._online(mine)).items():
             missing += await self._directory.restore(tenant, list(seats.items()))
+        self._done[partition] = run
         if missing:
             log.error(
                 "ob:%d: the hot tier had lost %d ordinals of users online; restored", partition, missing

@@ -63,7 +63,7 @@ class Recovery:
             presence_partitions=settings.dispatch_partitions,
             outbox_partitions=settings.outbox_partitions,
         )
-        self.proof = RedisProof(stores.calls, wholeness, stores.directory)
+        self.proof = RedisProof(stores.calls, wholeness, stores.directory, self.seats)
 
     async def run(self, partition: int, epoch: int) -> tuple[int, int]:
         """Everything but the relay, which appends to the Outbox and is the writer's.

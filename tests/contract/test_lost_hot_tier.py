@@ -5,7 +5,7 @@ The logs are in memory and keep what was acknowledged; Redis, its scripts and it
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -19,10 +19,11 @@ from qim_streams.commit.repair import OutboxRepair
 from qim_streams.errors import FencedError, StoreUnavailable
 from qim_streams.membership.past import members_at
 from qim_streams.membership.ports import MembershipRow, Unsettled
+from qim_streams.membership.presence_seats import OnlineSeats
 from qim_streams.membership.redis_directory import COUNTS_LEFT_OUT, RedisOrdinalDirectory
 from qim_streams.ownership.ports import Grant
 from qim_streams.ownership.redis_wholeness import RedisWholeness
-from qim_streams.records import decode_message, decode_outbox, unpack_ordinals
+from qim_streams.records import Presence, decode_message, decode_outbox, unpack_ordinals
 from qim_streams.redis_tier import RedisClient
 from qim_streams.script_pipe import ScriptPipe
 from qim_streams.testing.memory_outbox import MemoryOutboxReader, without_barriers
@@ -268,7 +269,11 @@ async def test_what_was_given_out_just_before_a_restart_is_put_back(
     """D4: assigned, lost, and used by a change that was repeated over the restart: no log has it yet."""
     directory = RedisOrdinalDirectory(hot_client, ScriptPipe(hot_client))
     calls = PartitionCalls(ScriptPipe(hot_client))
-    proof = RedisProof(calls, RedisWholeness(hot_client, PARTITIONS), directory)
+    wholeness = RedisWholeness(hot_client, PARTITIONS)
+    seats = OnlineSeats(
+        PresenceLog({}), directory, wholeness, presence_partitions=4, outbox_partitions=PARTITIONS
+    )
+    proof = RedisProof(calls, wholeness, directory, seats)
     grant = await redis_tier(hot_client).leases.acquire("ob:0", "w1", 1, "w1:1", 60_000)
     assert isinstance(grant, Grant)
     await proof.prove(0, grant.epoch)
@@ -279,6 +284,48 @@ async def test_what_was_given_out_just_before_a_restart_is_put_back(
     await proof.prove(0, grant.epoch)
     assert await directories(hot_client).find(TENANT, ["ann", "ben"]) == given
     assert await RedisWholeness(hot_client).doubtful({0, 1}) == {1}
+
+
+class PresenceLog:
+    """`PresenceReader`: {partition: {user: ordinal}}; `reads` counts."""
+
+    def __init__(self, online: dict[int, dict[str, int]]) -> None:
+        self.online, self.reads = online, 0
+
+    async def read(self, partition: int, start: int) -> AsyncIterator[list[tuple[int, bytes, bytes]]]:
+        """See the port."""
+        self.reads += 1
+        rows = [
+            (at, b"key", Presence(TENANT, user, ordinal, "phone", 0, 1, 1, 1).encode())
+            for at, (user, ordinal) in enumerate(self.online.get(partition, {}).items())
+        ]
+        if rows[start:]:
+            yield rows[start:]
+
+
+async def test_who_signed_on_just_before_a_restart_keeps_his_ordinal(hot_client: RedisClient) -> None:
+    """T-R2: a gateway had it given; the store lost nothing else, and the owner lives through it.
+
+    Another ordinal would be another mailbox: his session would be deaf until it ends.
+    """
+    (mine,) = await RedisOrdinalDirectory(hot_client, ScriptPipe(hot_client)).assign(TENANT, ["eve"])
+    directory = RedisOrdinalDirectory(hot_client, ScriptPipe(hot_client))
+    wholeness, online = RedisWholeness(hot_client, PARTITIONS), PresenceLog({0: {"eve": mine}})
+    seats = OnlineSeats(online, directory, wholeness, presence_partitions=1, outbox_partitions=PARTITIONS)
+    proof = RedisProof(PartitionCalls(ScriptPipe(hot_client)), wholeness, directory, seats)
+    grant = await redis_tier(hot_client).leases.acquire("ob:0", "w1", 1, "w1:1", 60_000)
+    assert isinstance(grant, Grant)
+    await seats.run(0)
+    await proof.prove(0, grant.epoch)
+    assert online.reads == 1, "once for the grant and its proof"
+    for key in [key async for key in hot_client.scan_iter("{o:*")]:
+        await hot_client.delete(key)
+    await hot_client.set("{ob:0}:whole", "the run before")  # as if the server had been started anew
+    proof._run, proof._seated, seats._done = "the run before", {0: "the run before"}, {0: "the run before"}
+    await proof.prove(0, grant.epoch)
+    await proof.prove(0, grant.epoch)
+    assert await directories(hot_client).find(TENANT, ["eve"]) == [mine]
+    assert online.reads == 2, "once for the new run"
 
 
 async def test_late_work_of_an_earlier_grant_leaves_the_present_one_alone(hot_client: RedisClient) -> None:
