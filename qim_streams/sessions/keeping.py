@@ -7,6 +7,11 @@ A pass over all lanes:
 2. what is on the dirty lists is stored in the archive, in batches, and only then taken off;
 3. registrations are settled once their states are durable.
 
+What a pass did is only said to be done in the life of the store in which it was done: started again, it may
+have lost a state that was registered in this pass, and the registration stays. It may also have lost which
+lanes have a list, while processes still trust that they noted them: all lanes are looked at once more when
+that is over, and once after the start.
+
 Everything may be repeated: a process that dies, or two that do the same, store the same states again, and of
 one address the highest version stands. An archive that is away holds only this; lists grow in the hot tier
 by one small member per changed conversation meanwhile.
@@ -45,6 +50,7 @@ PAUSE_S: Final = 1.0  # between passes; what comes meanwhile is one batch
 BUSY_PAUSE_S: Final = 0.05
 FAILED_PAUSE_S: Final = 5.0
 LANE_KEPT_MS: Final = 600_000  # an empty lane stays in the index this long after its last change
+EVERYWHERE_MS: Final = 60_000  # after a new life began: longer than anybody trusts what was noted before
 
 
 class StateKeeper:
@@ -63,6 +69,8 @@ class StateKeeper:
         self._states, self._dirty, self._queue, self._archive = states, dirty, queue, archive
         self._ordinals, self._conversations, self._now_ms = ordinals, conversations, now_ms
         self._restored = RestoredStates(states, archive)
+        self._life = ""
+        self._everywhere_at_ms: int | None = now_ms()
 
     async def run(self) -> None:
         """Pass after pass, for ever; a pass that failed is repeated later."""
@@ -77,13 +85,27 @@ class StateKeeper:
 
     async def work(self) -> int:
         """One pass; how many registrations and states it carried. StoreError: some may be carried."""
+        life = await self._queue.life()
+        if self._life not in ("", life):
+            self._everywhere_at_ms = self._now_ms() + EVERYWHERE_MS
+        self._life = life
         registered = await self._registrations()
         stored = 0
-        for lane in await self._dirty.lanes():
+        for lane in await self._lanes():
             stored += await self._store_lane(lane)
-        for part in registered:
-            await self._queue.settle(part)
+        if registered and await self._queue.life() == life:
+            for part in registered:
+                await self._queue.settle(part)
         return stored + sum(len(part) for part in registered)
+
+    async def _lanes(self) -> Sequence[tuple[str, int]]:
+        """The lanes to look at: those that are noted, now and then all."""
+        noted = await self._dirty.lanes()
+        if self._everywhere_at_ms is None or self._now_ms() < self._everywhere_at_ms:
+            return noted
+        everywhere = [(tenant, lane) for tenant in await self._queue.tenants() for lane in range(LANES)]
+        self._everywhere_at_ms = None
+        return list(dict.fromkeys([*noted, *everywhere]))
 
     # -- registrations
 

@@ -67,6 +67,9 @@ class ProjectionStore(Protocol):
 class RegistrationQueue(Protocol):
     """Conversations that are new to users, for whoever keeps UserConversationState."""
 
+    async def life(self) -> str:
+        """Another one after the store was started again: what was written just before may be lost."""
+
     async def tenants(self) -> list[str]:
         """The tenants that the projection has seen: with 64 lanes each, every slot that may hold any."""
 

@@ -67,6 +67,7 @@ class RedisProjection:
         self._begin = Script.load("qim_streams.sessions", "checkpoint_begin.lua")
         self._advance = Script.load("qim_streams.sessions", "checkpoint_advance.lua")
         self._tenants: LruMap[str, bool] = LruMap(_TENANTS_KNOWN_MAX, _TENANTS_KNOWN_MAX)
+        self._life = ""  # of the server in which these were noted
 
     # -- rows
 
@@ -108,7 +109,11 @@ class RedisProjection:
         """See `ProjectionStore.life`."""
         async with translated("projection"):
             found: dict[str, Any] = await self._client.info("server")
-        return str(found["run_id"])
+        life = str(found["run_id"])
+        if life != self._life:
+            self._tenants.clear()
+            self._life = life
+        return life
 
     async def advance(self, moves: Sequence[Advance]) -> list[Checkpoint | None]:
         """See `ProjectionStore.advance`."""

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from qim_streams.errors import AdmissionRefused, StoreUnavailable
+from qim_streams.sessions.keeping import EVERYWHERE_MS
 from qim_streams.sessions.ports import Replaced, SessionUser, StateChange
 from qim_streams.sessions.state import UserConversationState, decode_state
 from qim_streams.testing.memory_sessions import MemoryUserStates
@@ -79,6 +80,42 @@ async def test_an_idle_lane_is_forgotten_late(world: SessionWorld) -> None:
     world.now_ms += 600_002
     await world.keeper().work()
     assert not world.states.noted
+
+
+async def test_a_registration_that_the_store_lost_in_between_is_not_settled(world: SessionWorld) -> None:
+    """T-R2: the state was made, the store died and forgot it, and came back with the registration."""
+    await world.saw("ann", "team", 5)
+    keeper, lanes = world.keeper(), world.states.lanes
+
+    async def lost() -> list[tuple[str, int]]:
+        world.states.lose()
+        world.projection.lives += 1
+        return await lanes()
+
+    world.states.lanes = lost  # type: ignore[method-assign]  # between registering and storing
+    await keeper.work()
+    world.states.lanes = lanes  # type: ignore[method-assign]
+    assert await world.projection.pending(list(world.projection.queue), 10), "still waits"
+    await keeper.work()
+    assert not await world.projection.pending(list(world.projection.queue), 10)
+    assert decode_state(world.past.archive.states[TENANT, "ann", "team"].state).first_seen_seq == 31
+
+
+async def test_a_list_whose_lane_the_store_forgot_is_found(world: SessionWorld) -> None:
+    """T-R2: who noted the lane trusts that it stands, and adds a state to the list after the restart."""
+    await world.saw("ann", "team", 5)
+    world.say("team", "ben", 50)
+    keeper, archive = world.keeper(), world.past.archive
+    await keeper.work()
+    world.projection.lives += 1
+    await keeper.work()
+    await world.actions.mark_read(world.actor("ann"), "team", 40)
+    world.states.noted.clear()
+    await keeper.work()
+    assert decode_state(archive.states[TENANT, "ann", "team"].state).read_seq == 0
+    world.now_ms += EVERYWHERE_MS
+    await keeper.work()
+    assert decode_state(archive.states[TENANT, "ann", "team"].state).read_seq == 40
 
 
 class Slow(MemoryUserStates):
