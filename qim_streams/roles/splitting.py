@@ -48,17 +48,17 @@ class PipelineLogs:
         pages = await fanout_pages(self._log, partitions)
         return [pages[one].dispatched_through if one in pages else NOTHING for one in partitions]
 
-    async def find_marker(self, partition: int, start: int, version: int) -> int | None:
+    async def find_markers(self, starts: Sequence[int], version: int) -> list[int | None]:
         """See the port."""
-        found: list[int] = []
+        found: dict[int, int] = {}
 
         def visit(entry: LogEntry) -> bool:
             if marked_version(entry.key, entry.value) == version:
-                found.append(entry.offset)
-            return bool(found)
+                found.setdefault(entry.partition, entry.offset)
+            return entry.partition in found
 
-        await self._log.scan(OUTBOX, {partition: start}, visit, ENTRIES_MAX)
-        return found[0] if found else None
+        await self._log.scan(OUTBOX, dict(enumerate(starts)), visit, ENTRIES_MAX)
+        return [found.get(one) for one in range(len(starts))]
 
     async def append_marker(self, partition: int, version: int) -> int:
         """See the port."""

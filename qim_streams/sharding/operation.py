@@ -28,14 +28,15 @@ from typing import Final, NamedTuple, Protocol
 from qim_streams import failpoints
 from qim_streams.errors import ConfigError, InvariantViolation, Outcome, StoreError, StoreUnavailable
 from qim_streams.sharding import rules
-from qim_streams.sharding.follower import Mappings
+from qim_streams.sharding.follower import LOOK_S, Mappings
 from qim_streams.sharding.mapping_log import encode, key_of
 from qim_streams.sharding.ports import MappingLog
 from qim_streams.sharding.rules import Placement, ShardMapping, Split, Step
 
 log = logging.getLogger(__name__)
 
-POLL_S: Final = 0.05
+POLL_S: Final = 0.02  # between two looks at what others have yet to do
+HEARD_S: Final = 1.5 * LOOK_S  # until gateways have heard of a split, and look for its end all the time
 RECORDS_SURE: Final = 200  # a shard: with that many, none is without
 TRIES_MAX: Final = 20  # of writing a step while others write, too
 
@@ -52,8 +53,8 @@ class SplitLogs(Protocol):
     async def dispatched(self) -> list[int]:
         """The last offset of every Outbox partition up to which fan-out has dispatched for certain."""
 
-    async def find_marker(self, partition: int, start: int, version: int) -> int | None:
-        """The offset of the first marker of a version from `start` on, None when there is none."""
+    async def find_markers(self, starts: Sequence[int], version: int) -> list[int | None]:
+        """Per Outbox partition the offset of the first marker of a version from its start on, or None."""
 
     async def append_marker(self, partition: int, version: int) -> int:
         """Append one and return its offset."""
@@ -149,17 +150,19 @@ class SplitOperation:
         StoreError when a log or store does not answer; run it again.
         """
         told: Standing | None = None
-        while True:
-            mapping = (await self._mappings.load()).mapping
-            if not mapping.splits:
-                return None
+        mapping = (await self._mappings.load()).mapping
+        while mapping.splits:
             stands = await self._advance(mapping)
             if stands != told:
                 told = stands
                 tell(stands)
             if stands.done:
                 return stands
-            await self._sleep(POLL_S)
+            if self._mappings.current.mapping.revision == mapping.revision:
+                await self._sleep(POLL_S)  # on others; after a step of ours the next one follows at once
+                await self._mappings.load()
+            mapping = self._mappings.current.mapping
+        return None
 
     async def abort(self) -> Split:
         """Abandon the split that was planned and not prepared; it is returned. ConfigError: there is none."""
@@ -190,8 +193,9 @@ class SplitOperation:
         return await self._wait(Placement(mapping), split)
 
     async def _mark(self, mapping: ShardMapping, split: Split) -> Standing:
-        find = self._logs.find_marker
-        found = [await find(one, begin, split.version) for one, begin in enumerate(split.begins)]
+        found = await self._logs.find_markers(split.begins, split.version)
+        if all(one is None for one in found):
+            await self._sleep(HEARD_S)
         # All at once: whoever moves hears nothing from the first marker on until readers change over.
         marks = await asyncio.gather(*(self._mark_one(one, split, at) for one, at in enumerate(found)))
         failpoints.hit("shard.all_marked")

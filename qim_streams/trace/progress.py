@@ -20,6 +20,7 @@ from qim_streams.trace.service import DISPATCH, OUTBOX, PROGRESS
 
 FANOUT_PROGRESS = "qim-fanout-coordinator-conversation_progress-changelog"
 TAIL_RECORDS = 200  # of a changelog partition: pages and what is written between two of them
+FANOUT_TAIL_RECORDS = 4  # of fan-out's, which holds nothing but pages: users may wait for this look
 FAR_FUTURE_MS = 2**53
 NOTHING = -1
 
@@ -132,14 +133,14 @@ async def _outbox_rows(log: LogReader, archive: ArchiveReader) -> list[OutboxRow
 
 async def fanout_pages(log: LogReader, partitions: list[int]) -> dict[int, OutboxPage]:
     """The last page of each Outbox partition that has one: how far it is dispatched for certain."""
-    return await _last(log, FANOUT_PROGRESS, partitions, _read_outbox_page)
+    return await _last(log, FANOUT_PROGRESS, partitions, _read_outbox_page, FANOUT_TAIL_RECORDS)
 
 
 async def read_shard_rows(log: LogReader, mailboxes: Watermarks, shards: list[int]) -> list[ShardRow]:
     """The state of these MailboxShards. StoreUnavailable as the ports say."""
     ends = await log.offsets_at(DISPATCH, shards, FAR_FUTURE_MS)
     states = await mailboxes.watermarks(shards) if shards else []
-    pages = await _last(log, PROGRESS, shards, _read_page)
+    pages = await _last(log, PROGRESS, shards, _read_page, TAIL_RECORDS)
     return [
         ShardRow(
             shard,
@@ -156,9 +157,9 @@ async def read_shard_rows(log: LogReader, mailboxes: Watermarks, shards: list[in
 
 
 async def _last(
-    log: LogReader, topic: str, partitions: list[int], read: Callable[[LogEntry], T | None]
+    log: LogReader, topic: str, partitions: list[int], read: Callable[[LogEntry], T | None], tail: int
 ) -> dict[int, T]:
-    """The last record of each changelog partition that `read` understands."""
+    """The last record among the last `tail` of each changelog partition that `read` understands."""
     known = await log.partitions(topic)
     ends = await log.offsets_at(topic, [one for one in partitions if one < known], FAR_FUTURE_MS)
     found: dict[int, T] = {}
@@ -169,8 +170,8 @@ async def _last(
             found[entry.partition] = value
         return False
 
-    starts = {partition: max(0, end - TAIL_RECORDS) for partition, end in ends.items()}
-    await log.scan(topic, starts, visit, TAIL_RECORDS * max(1, len(starts)))
+    starts = {partition: max(0, end - tail) for partition, end in ends.items()}
+    await log.scan(topic, starts, visit, tail * max(1, len(starts)))
     return found
 
 

@@ -1,11 +1,12 @@
 """How much of a split of MailboxShards those who talk meanwhile notice.
 
-    python -m tests.perf.shard_split [--shards 16] [--splits 1] [--rate R] [--connections N] ... (--help)
+    python -m tests.perf.shard_split --control --rate 200 --connections 100 [--shards 16] ... (--help)
 
 A stack of `--shards` shards with room for twice as many (per split) is loaded with direct chats, open loop;
 after `--before` seconds ``qim shard split`` splits all of them, `--splits` times in a row. Latencies count
 from the time a message was due, so the longest one from end to end is the longest time that anybody was
-without what was meant for him: the gap. The longest ACK says how long a sender was stopped.
+without what was meant for him: the gap. The longest ACK says how long a sender was stopped. With `--control`
+the same load is put first on a stack of its own that nobody splits: what it shows is the machine's.
 
 Exit codes: 0 measured, nobody was stopped for longer than `--gap-max` seconds and every message came once, in
 order; 1 otherwise; 2 wrong usage.
@@ -14,6 +15,8 @@ order; 1 otherwise; 2 wrong usage.
 import argparse
 import asyncio
 import math
+import os
+import shutil
 import subprocess
 import sys
 import time
@@ -81,7 +84,9 @@ async def measure(asked: Asked, options: BenchOptions, stack: RunningStack) -> d
             took_s.append(time.monotonic() - began_s)
             print(f"split: {took_s[-1]:.1f} s", flush=True)
         verdict = await load.finish()
-        ended = asked.before_s + min(asked.split_s, math.ceil(sum(took_s)) + 2)  # sessions move after it
+        # Sessions move after it; where nobody splits, there is one part for as long as a split may take.
+        split_s = min(asked.split_s, math.ceil(sum(took_s)) + 2) if took_s else asked.split_s
+        ended = asked.before_s + split_s
         parts = [
             load.part("before", 0, asked.before_s),
             load.part("during", asked.before_s, ended),
@@ -101,6 +106,7 @@ async def measure(asked: Asked, options: BenchOptions, stack: RunningStack) -> d
             "noted": load.noted,
             "generator_late_p99_ms": load.late_ms,
             "restarts": stack.restarts() - restarts,
+            "load_average": [round(one, 1) for one in os.getloadavg()],
         }  # fmt: skip
 
 
@@ -130,11 +136,13 @@ def report(found: dict[str, Any]) -> str:
         for part in found["parts"]
     ]
     took = ", ".join(f"{one:.1f} s" for one in found["took_s"])
-    steps = "; ".join(f"{at:.1f} s {line}" for at, line in found["said"])
+    steps = "; ".join(f"{at:.2f} s {line}" for at, line in found["said"])
+    command = f"the command took {took}: {steps}" if took else "nobody split anything"
     return "\n".join(
         [
             reporting.table(head, rows),
-            f"longest gap {found['gap_ms']:,.0f} ms; the command took {took}: {steps}",
+            f"longest gap {found['gap_ms']:,.0f} ms; {command}",
+            f"load average at the end {found['load_average']}",
             f"{found['acked']:,} messages, clean: {found['clean']}, {found['wrong']}, besides "
             f"{found['noted'] or 'nothing'}; the generator P99 {found['generator_late_p99_ms']:,.1f} ms late",
         ]
@@ -156,6 +164,10 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Asked, BenchO
     parser.add_argument("--during", type=int, default=30, metavar="S", help="seconds that splits may take")
     parser.add_argument("--after", type=int, default=10, metavar="S", help="seconds of load afterwards")
     parser.add_argument("--gap-max", type=float, default=2.0, metavar="S", help="what nobody may wait longer")
+    parser.add_argument("--control", action="store_true", help="first the same load, and no split")
+    parser.add_argument(
+        "--keep-logs", type=Path, metavar="DIR", help="copy the roles' logs of the split there"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     args = parser.parse_args(argv)
@@ -178,14 +190,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Start a stack, load it, split, tell. The exit code."""
     args, asked, options = parse(argv)
     reporting.begin("shard split under load", args.seed)
+    control: dict[str, Any] = {}
     try:
+        if args.control:
+            with running_stack(None, env=environment(asked)) as stack:
+                control = uvloop.run(measure(asked._replace(splits=0), options, stack))
+            print(f"control, without a split:\n{report(control)}\n\nwith a split:", flush=True)
         with running_stack(None, env=environment(asked)) as stack:
             found = uvloop.run(measure(asked, options, stack))
+            if args.keep_logs is not None:
+                shutil.copytree(stack.state_dir / "log", args.keep_logs, dirs_exist_ok=True)
     except (MeasurementError, QimError) as error:
         print(error, file=sys.stderr)
         return 1
     print(report(found))
-    reporting.save(args.json, "shard_split", args.seed, found)
+    reporting.save(args.json, "shard_split", args.seed, found | {"control": control})
     wrong = problems(found, asked.gap_max_s)
     for line in wrong:
         print(f"WRONG: {line}", file=sys.stderr)

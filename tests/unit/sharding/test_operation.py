@@ -7,7 +7,7 @@ import pytest
 from qim_streams import failpoints
 from qim_streams.errors import ConfigError, StoreUnavailable
 from qim_streams.sharding.follower import Mappings
-from qim_streams.sharding.operation import SplitOperation, Standing
+from qim_streams.sharding.operation import HEARD_S, POLL_S, SplitOperation, Standing
 from qim_streams.sharding.rules import FIRST_STEP, Step
 from tests.unit.sharding.memory_log import MemoryMappingLog
 
@@ -21,7 +21,7 @@ class World:
         self.log = MemoryMappingLog()
         self.outbox: list[list[int]] = [[0] * 3, [0] * 5]  # versions of markers, 0 for a message
         self.ends = [7, 9, 0, 0]
-        self.asked = self.slept = 0
+        self.asked, self.slept = 0, list[float]()
         self.served = {0, 1, 2, 3}
         self.told: list[Standing] = []
 
@@ -31,8 +31,8 @@ class World:
 
     async def sleep(self, seconds: float) -> None:
         """No time passes; but nobody waits for ever."""
-        self.slept += 1
-        assert self.slept < 1_000, f"stands at {self.told[-1:]}"
+        self.slept.append(seconds)
+        assert len(self.slept) < 1_000, f"stands at {self.told[-1:]}"
 
     async def outbox_ends(self) -> list[int]:
         return [len(one) for one in self.outbox]
@@ -44,9 +44,11 @@ class World:
         self.asked += 1
         return [len(one) - 1 if self.asked % 3 == 0 else 0 for one in self.outbox]
 
-    async def find_marker(self, partition: int, start: int, version: int) -> int | None:
-        log = self.outbox[partition]
-        return next((at for at in range(start, len(log)) if log[at] == version), None)
+    async def find_markers(self, starts: Sequence[int], version: int) -> list[int | None]:
+        return [
+            next((at for at in range(start, len(log)) if log[at] == version), None)
+            for start, log in zip(starts, self.outbox, strict=True)
+        ]
 
     async def append_marker(self, partition: int, version: int) -> int:
         self.outbox[partition].append(version)
@@ -97,6 +99,15 @@ async def test_a_split_goes_through_its_steps() -> None:
     world = World()
     check(world, await world.finish())
     assert [one.step for one in world.told] == ["prepared", "marked", "dispatching", "settled", "done"]
+    assert world.slept == [HEARD_S, POLL_S, POLL_S], "from the markers on only fan-out is waited for"
+
+
+async def test_whoever_goes_on_behind_the_first_marker_does_not_rest() -> None:
+    world = World()
+    await die_at("marked_some", world)
+    world.slept.clear()
+    check(world, await world.finish())
+    assert world.slept == [POLL_S, POLL_S]
 
 
 @pytest.mark.parametrize("step", STEPS)
