@@ -37,7 +37,8 @@ log = logging.getLogger(__name__)
 PATH: Final = "/ws"
 CLOSE_TIMEOUT_S: Final = 2.0
 GOODBYE_MIN_MS: Final = 500
-GOODBYE_SPREAD_MS: Final = 3_000  # clients come back within this time, by chance
+GOODBYE_SPREAD_MS: Final = 3_000  # many clients come back within this time, by chance
+GOODBYE_PER_CLIENT_MS: Final = 5  # few within less: so many sign-ons a gateway does in a row
 DRAIN_ANSWERS_S: Final = 3.0
 DRAIN_STEP_S: Final = 0.02
 _ENDS: Final = frozenset({WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED, WSMsgType.ERROR})
@@ -115,6 +116,11 @@ class Socket:
             await asyncio.wait([self._closing])
 
 
+def goodbye_ms(clients: int, chance: float) -> int:
+    """After how many milliseconds one of so many clients is to come back; `chance` is in [0, 1)."""
+    return int(GOODBYE_MIN_MS + chance * min(GOODBYE_SPREAD_MS, clients * GOODBYE_PER_CLIENT_MS))
+
+
 def door_bounds(settings: Settings) -> DoorBounds:
     """What one address may do before it has signed on; ConfigError for networks that are none."""
     return DoorBounds(
@@ -173,7 +179,7 @@ class GatewayServer:
         """
         self.refuse_new()
         for socket in self.sockets:
-            delay = int(GOODBYE_MIN_MS + self._all.random() * GOODBYE_SPREAD_MS)
+            delay = goodbye_ms(len(self.sockets), self._all.random())
             where = endpoints[int(self._all.random() * len(endpoints))] if endpoints else None
             socket.session.say_goodbye(delay, where)
         for _ in range(round(DRAIN_ANSWERS_S / DRAIN_STEP_S)):

@@ -27,6 +27,12 @@ FAST = {  # the same rules with shorter clocks, so that a takeover fits a test
     "QIM_PRESENCE_REFRESH_S": "5",
     "QIM_LOG_LEVEL": "INFO",
 }
+PRODUCT_CLOCKS = {  # what `FAST` has shortened, as the product has it
+    "QIM_LEASE_TTL_MS": "15000",
+    "QIM_LEASE_RENEW_MS": "3000",
+    "QIM_STREAM_SESSION_TIMEOUT_MS": "10000",
+    "QIM_PRESENCE_REFRESH_S": "60",
+}
 # Roles that tests kill all the time come back at once, as after a first death.
 TIRELESS = ("--restarts", "10000", "--backoff", "0.4")
 
