@@ -13,6 +13,7 @@ from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings
 
 MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+_AUDIT_BYTES_MIN: Final = 64 * 1024  # some lines fit into any file
 _HALVES: Final = (
     ("gateway_tls_cert_file", "gateway_tls_key_file"),
     ("api_tls_cert_file", "api_tls_key_file"),
@@ -66,6 +67,14 @@ class SecuritySettings(BaseSettings):
     )
     audit_file: Path | None = _setting(
         None, "file that admin actions are appended to; default <state_dir>/audit.jsonl"
+    )
+    audit_bytes_max: int = _setting(
+        64 * 1024 * 1024,
+        "size at which the audit log is continued in a new file; 0 = it grows for ever",
+        ge=0,
+    )
+    audit_files_max: int = _setting(
+        10, "older files of the audit log that are kept; the oldest is dropped", ge=1, le=10_000
     )
     internal_secret_file: Path | None = _setting(None, "file with internal_secret")
     jwt_secret_file: Path | None = _setting(None, "file with jwt_secret")
@@ -128,6 +137,8 @@ class SecuritySettings(BaseSettings):
         for cert, key in _HALVES:
             if (getattr(self, cert) is None) != (getattr(self, key) is None):
                 raise ValueError(f"{cert}: goes together with {key}; set both, or none")
+        if 0 < self.audit_bytes_max < _AUDIT_BYTES_MIN:
+            raise ValueError(f"audit_bytes_max: must be 0 or {_AUDIT_BYTES_MIN} or more; raise it")
         if self.internal_tls_cert_file is not None and self.internal_tls_ca_file is None:
             raise ValueError("internal_tls_ca_file: needed beside internal_tls_cert_file; set it")
         if self.jwt_jwks_url and self.jwt_jwks_file is not None:

@@ -1,12 +1,13 @@
 """The record of admin actions: who did what, when, from where, with what outcome. Append-only, no payload.
 
-A line of JSON per step. An action has one before it is done (`begun`), synced to the disk, and one with its
-outcome (`ended`): there is no action without a line, and one whose end is missing has an unknown outcome.
-Each line names the digest of the one before it, so that a line that was changed, removed or put in between
-shows (`problems`); who can write the whole file anew can forge it, so ship it elsewhere.
+A line of JSON per step (`audit_lines`). An action has one before it is done (`begun`), synced to the disk,
+and one with its outcome (`ended`): there is no action without a line, and one whose end is missing has an
+unknown outcome. Who can write the files anew can forge them, so ship them elsewhere.
 
-Invariants: one process writes a file (a lock); lines are under `LINE_MAX` bytes; what strangers are refused
-takes at most `REFUSALS_PER_S` lines a second, the rest is counted in the next one.
+Invariants: one process writes a log (a lock beside it); lines are under `LINE_MAX` bytes; what strangers are
+refused takes at most `REFUSALS_PER_S` lines a second, the rest is counted in the next one; a log takes at
+most `AuditBounds` on the disk and a few kilobytes of memory, also when it is taken up again. A file that
+cannot be renamed grows on, which is logged: a full file is no reason to note nothing.
 
 Spec: §14.9.
 """
@@ -14,19 +15,21 @@ Spec: §14.9.
 import asyncio
 import contextlib
 import fcntl
-import hashlib
 import json
+import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from qim_streams.admin import audit_files
+from qim_streams.admin.audit_lines import CONTINUED, LINE_MAX, digest
 from qim_streams.errors import ConfigError, Outcome, StoreUnavailable
 
-LINE_MAX: Final = 4_096
 TEXT_MAX: Final = 512
 REFUSALS_PER_S: Final = 10
-START: Final = "0" * 64
+
+log = logging.getLogger(__name__)
 
 
 class Action(NamedTuple):
@@ -38,37 +41,51 @@ class Action(NamedTuple):
     origin: str
 
 
+class AuditBounds(NamedTuple):
+    """A file is continued in another one at `bytes_max` (0: never); `files_max` older ones are kept."""
+
+    bytes_max: int = 64 * 1024 * 1024
+    files_max: int = 10
+
+
+BOUNDS: Final = AuditBounds()
+
+
 class AuditLog:
     """Appends to `path`. `now_ms` is the wall clock. Close it after use."""
 
-    def __init__(self, path: Path, now_ms: Callable[[], int]) -> None:
-        """ConfigError when the file cannot be written, or another process writes it."""
-        self._path, self._now_ms = path, now_ms
-        self._lock = asyncio.Lock()
+    def __init__(self, path: Path, now_ms: Callable[[], int], bounds: AuditBounds = BOUNDS) -> None:
+        """ConfigError when the file cannot be written, is none of ours, or another process writes it."""
+        self._path, self._now_ms, self._bounds = path, now_ms, bounds
+        self._turn = asyncio.Lock()
+        self._appends: set[asyncio.Task[int]] = set()
         self._second, self._refusals, self._untold = 0, 0, 0
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise ConfigError(
-                f"audit_file: {path}: {error.strerror}; name a file that can be written"
-            ) from None
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._file)
-            raise ConfigError(f"audit_file: {path}: another process writes it; name another file") from None
-        self._number, self._before = self._resume()
+        self._stuck = False  # it could not be continued; logged once
+        with contextlib.ExitStack() as opened:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._lock = _locked(path)
+                opened.callback(os.close, self._lock)
+                self._file = _opened(path)
+                opened.callback(os.close, self._file)
+                self._resume()
+            except OSError as error:
+                raise ConfigError(
+                    f"audit_file: {path}: {error.strerror}; name a file that can be written"
+                ) from None
+            opened.pop_all()
 
-    def _resume(self) -> tuple[int, str]:
-        """Number and digest of the last line; a line that a crash cut off is ended."""
-        number, before, cut = 0, START, False
-        with self._path.open("rb") as file:
-            for line in file:
-                number, before, cut = number + 1, _digest(line.rstrip(b"\n")), not line.endswith(b"\n")
-        if cut:
-            os.write(self._file, b"\n")
-        return number, before
+    def _resume(self) -> None:
+        """Take the log up where it stands; a line that a crash cut off is ended by the next one."""
+        stands = audit_files.tail_position(self._path)
+        if stands is None:
+            raise ConfigError(f"audit_file: {self._path}: is no audit log; name another file")
+        self._number, self._before, self._cut = stands
+        self._size = os.fstat(self._file).st_size
+        if not self._size:
+            self._cut = False
+            if self._number:  # continued, but for a crash in between
+                self._write(self._row({"step": CONTINUED}))
 
     async def begin(self, action: Action) -> int:
         """Note that an action begins; its number. StoreUnavailable: it must not be done."""
@@ -94,45 +111,79 @@ class AuditLog:
     def close(self) -> None:
         """Give the file up."""
         os.close(self._file)
+        os.close(self._lock)
 
     async def _append(self, fields: dict[str, Any]) -> int:
-        async with self._lock:
-            number = self._number + 1
-            shown = {name: _short(value) for name, value in fields.items()}
-            row = {"n": number, "at_ms": self._now_ms(), **shown, "before": self._before}
-            line = json.dumps(row, separators=(",", ":")).encode()
-            assert len(line) <= LINE_MAX
+        """Shielded: a request that goes away leaves neither half a step nor a line that nobody follows."""
+        task = asyncio.ensure_future(self._append_in_turn(fields))
+        self._appends.add(task)
+        task.add_done_callback(self._appends.discard)
+        return await asyncio.shield(task)
+
+    async def _append_in_turn(self, fields: dict[str, Any]) -> int:
+        async with self._turn:
+            if self._bounds.bytes_max and self._size + LINE_MAX > self._bounds.bytes_max:
+                await asyncio.to_thread(self._continue)
+            line = self._row(fields)
             try:
-                # Shielded: a request that goes away must not leave half a step.
-                await asyncio.shield(asyncio.to_thread(self._write, line))
+                await asyncio.to_thread(self._write, line)
             except OSError as error:
                 raise StoreUnavailable(f"the audit log: {error.strerror}", Outcome.NOT_APPLIED) from error
-            self._number, self._before = number, _digest(line)
-            return number
+            return self._number
+
+    def _row(self, fields: dict[str, Any]) -> bytes:
+        shown = {name: _short(value) for name, value in fields.items()}
+        row = {"n": self._number + 1, "at_ms": self._now_ms(), **shown, "before": self._before}
+        line = json.dumps(row, separators=(",", ":")).encode()
+        assert len(line) < LINE_MAX
+        return line
 
     def _write(self, line: bytes) -> None:
-        written = os.write(self._file, line + b"\n")
-        if written != len(line) + 1:
-            with contextlib.suppress(OSError):
-                os.write(self._file, b"\n")
+        """Write a line. OSError: it is not there, or a piece of it is, which the next one ends."""
+        start = b"\n" if self._cut else b""
+        written = os.write(self._file, start + line + b"\n")
+        self._size += written
+        if written:
+            self._cut = False
+        if written < len(start) + len(line) + 1:
+            piece = line[: max(0, written - len(start))]
+            if piece:
+                self._cut, self._number, self._before = True, self._number + 1, digest(piece)
             raise OSError(0, "a line was cut off")
         os.fsync(self._file)
+        self._number, self._before = self._number + 1, digest(line)
 
-
-def problems(lines: Iterator[bytes]) -> Iterator[str]:
-    """What is wrong with the lines of a file: each is to name the one before it."""
-    before, number = START, 0
-    for number, line in enumerate(lines, 1):
-        text = line.rstrip(b"\n")
+    def _continue(self) -> None:
+        """Begin the next file, and drop the oldest ones. Where that cannot be, this one grows on."""
+        if self._cut or not self._size:
+            return  # the piece is ended by a line first
+        line = self._row({"step": CONTINUED})
         try:
-            row = json.loads(text)
-            if row["before"] != before:
-                yield f"line {number}: does not follow the line before it"
-            elif row["n"] != number:
-                yield f"line {number}: has the number {row['n']}"
-        except (ValueError, KeyError, TypeError):
-            yield f"line {number}: is none of ours, or was cut off"
-        before = _digest(text)
+            following = audit_files.replace(self._path, self._number, line + b"\n")
+        except OSError as error:
+            if not self._stuck:
+                log.error("the audit log cannot be continued and grows: %s", error.strerror)
+            self._stuck = True
+            return
+        os.close(self._file)
+        self._file, self._size, self._stuck = following, len(line) + 1, False
+        self._number, self._before = self._number + 1, digest(line)
+        audit_files.drop(self._path, self._bounds.files_max)
+
+
+def _opened(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _locked(path: Path) -> int:
+    """The descriptor of the lock beside the log, which stays when the log is continued in another file."""
+    lock = _opened(path.with_name(f".{path.name}.lock"))
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise ConfigError(f"audit_file: {path}: another process writes it; name another file") from None
+    return lock
 
 
 def _short(value: object) -> object:
@@ -143,7 +194,3 @@ def _short(value: object) -> object:
     while len(json.dumps(kept)) > TEXT_MAX + 2:
         kept = kept[: len(kept) * 3 // 4]
     return kept
-
-
-def _digest(line: bytes) -> str:
-    return hashlib.sha256(line).hexdigest()

@@ -12,7 +12,7 @@ import uuid
 from dataclasses import replace
 from functools import partial
 
-from qim_streams.admin.audit import AuditLog
+from qim_streams.admin.audit import AuditBounds, AuditLog
 from qim_streams.admin.keys import AdminKeys
 from qim_streams.api.app import build_api
 from qim_streams.api.ports import ApiDeps, TokenMint
@@ -46,7 +46,8 @@ async def run_api(settings: Settings, stop: asyncio.Event) -> None:
     """Serve until `stop` is set. ConfigError when a secret is missing or the port is taken."""
     key = settings.secret("admin_api_key")
     admins = AdminKeys(key, settings.admin_keys_file)
-    audit = AuditLog(settings.audit_path, now_ms)
+    bounds = AuditBounds(settings.audit_bytes_max, settings.audit_files_max)
+    audit = AuditLog(settings.audit_path, now_ms, bounds)
     redis = connect(settings)
     links = WriterLinks(
         RedisLeaseStore(redis),

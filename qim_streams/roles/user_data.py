@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import NamedTuple
 
-from qim_streams.admin.audit import Action, AuditLog
+from qim_streams.admin.audit import Action, AuditBounds, AuditLog
 from qim_streams.archive.opening import open_archive_reader
 from qim_streams.certificates import link_tls
 from qim_streams.commit.rpc_client import WriterLinks
@@ -94,7 +94,7 @@ async def user_data(
 async def noted(settings: Settings, who: str, what: str) -> AsyncIterator[None]:
     """Note an action of a command in the record of this machine."""
     path = settings.audit_file or settings.state_dir / "audit-commands.jsonl"
-    audit = AuditLog(path, now_ms)
+    audit = AuditLog(path, now_ms, AuditBounds(settings.audit_bytes_max, settings.audit_files_max))
     outcome = "failed"
     try:
         step = await audit.begin(Action(who, "shell", what, "terminal"))
