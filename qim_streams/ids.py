@@ -38,6 +38,7 @@ NOTHING_COVERED = MailboxSeq(-1)
 EVENT_MESSAGE = 0
 
 _TEXT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@~-]{0,127}\Z").match
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]").search
 _DISPATCH_DOMAIN = b"qim.group-dispatch.v1\0"
 _EVENT_DOMAIN = b"qim.event.v1\0"
 _MESSAGE_KIND = EVENT_MESSAGE.to_bytes(2, "big")
@@ -52,6 +53,17 @@ def is_text_id(value: object) -> bool:
     # Not cached: half of the ids that are asked about are new ones (client_message_id), and those cost four
     # times as much through a cache. Who sees the same ids again and again remembers them himself.
     return isinstance(value, str) and _TEXT_ID(value) is not None
+
+
+def is_name(value: object, characters_max: int) -> bool:
+    """Whether `value` may be a name for people: what a frame can carry, without control characters."""
+    if not isinstance(value, str) or len(value) > characters_max or _CONTROL(value):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
+    return True
 
 
 def dispatch_id(message_id: bytes, target_mailbox_shard: int) -> DispatchId:

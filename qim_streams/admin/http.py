@@ -22,11 +22,27 @@ _STEP: Final = "audit_step"
 REFUSED_KEY, REFUSED_ROLE = 401, 403
 
 
+def presented(scope: Scope) -> list[str]:
+    """The keys that a request shows, in Authorization: Bearer and X-Api-Key, as far as it has them."""
+    found = []
+    for name, value in scope["headers"]:
+        text = value.decode("latin-1")
+        if name == b"x-api-key":
+            found.append(text)
+        elif name == b"authorization" and text[:7].lower() == "bearer ":
+            found.append(text[7:].strip())
+    return found
+
+
 class Gatekeeper:
     """Who may enter. `audit` None: nothing is noted (tests, and whoever embeds the routes)."""
 
     def __init__(self, keys: AdminKeys, audit: AuditLog | None = None) -> None:
         self._keys, self._audit = keys, audit
+
+    def knows(self, scope: Scope) -> bool:
+        """Whether a request shows a key that is one, whatever it may do."""
+        return any(self._keys.find(one) is not None for one in presented(scope))
 
     async def enter(self, scope: Scope, presented: str | None) -> Role | None:
         """None: go on. Else the role that is needed: READER for a key that is none.

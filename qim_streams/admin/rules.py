@@ -23,6 +23,7 @@ _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _ADMIN_ONLY: Final = re.compile(r"/v1/tenants/[^/]+/(tokens|rules)")
 _CONTENT: Final = re.compile(r"/v1/dead-letters/[^/]+")
+_PLAIN: Final = re.compile(r"[!-~]*")
 
 
 class Role(IntEnum):
@@ -72,7 +73,13 @@ def find(keys: Sequence[AdminKey], presented: str) -> AdminKey | None:
 
 
 def needed(method: str, path: str) -> Role:
-    """The role that a request needs."""
+    """The role that a request needs.
+
+    No path of ours has anything but visible ASCII; a router may see another path in one that has (it matches
+    up to a last line feed, for one), so what such a path means is left to the highest role.
+    """
+    if not _PLAIN.fullmatch(path):
+        return Role.ADMIN
     if method in _SAFE:
         return Role.OPERATOR if _CONTENT.fullmatch(path) else Role.READER
     return Role.ADMIN if _ADMIN_ONLY.fullmatch(path) else Role.OPERATOR

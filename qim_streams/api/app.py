@@ -36,10 +36,16 @@ DESCRIPTION = (
 
 def build_api(deps: ApiDeps) -> ASGIApp:
     """The application: routes, key, limits, documents."""
-    return BodyLimit(Audited(build_routes(deps), deps.audit))
+    gate = gatekeeper(deps)
+    return BodyLimit(Audited(build_routes(deps, gate), deps.audit), gate.knows)
 
 
-def build_routes(deps: ApiDeps) -> FastAPI:
+def gatekeeper(deps: ApiDeps) -> Gatekeeper:
+    """Who knows keys and roles."""
+    return Gatekeeper(deps.admins or AdminKeys(deps.api_key, None), deps.audit)
+
+
+def build_routes(deps: ApiDeps, gate: Gatekeeper | None = None) -> FastAPI:
     """The routes, without the limit on bodies."""
     app = FastAPI(
         title=TITLE,
@@ -61,8 +67,7 @@ def build_routes(deps: ApiDeps) -> FastAPI:
         *([] if deps.push is None else [push_routes(deps.push)]),
         *([] if deps.console is None else console_routes(deps.console)),
     ]
-    admins = deps.admins or AdminKeys(deps.api_key, None)
-    guard = Depends(require_key(Gatekeeper(admins, deps.audit)))
+    guard = Depends(require_key(gate or gatekeeper(deps)))
     for routes in keyed:
         app.include_router(
             routes,

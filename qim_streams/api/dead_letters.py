@@ -13,7 +13,7 @@ from qim_streams.console.services import ConsoleDeps
 
 PAGE = 50
 LIMIT_MAX = 200
-LetterPath = Annotated[str, Path(pattern=r"^\d{1,4}-\d{1,18}$", description="`id` of a letter")]
+LetterPath = Annotated[str, Path(pattern=r"^[0-9]{1,4}-[0-9]{1,18}$", description="`id` of a letter")]
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ def dead_letter_routes(console: ConsoleDeps) -> APIRouter:
 
     @routes.get("")
     async def list_letters(
-        cursor: Annotated[str | None, Query(max_length=4_096, pattern=r"^[\d.]+$")] = None,
+        cursor: Annotated[str | None, Query(max_length=4_096, pattern=r"^[0-9.]+$")] = None,
         limit: Annotated[int, Query(ge=1, le=LIMIT_MAX)] = PAGE,
         state: Literal["open", "giving_back", "given_back", "discarded"] | None = None,
         contains: Annotated[str, Query(max_length=128)] = "",

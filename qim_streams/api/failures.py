@@ -5,6 +5,9 @@ follows from the name. What a foreign exception says is logged and never sent.
 """
 
 import logging
+import re
+from collections.abc import Mapping
+from functools import cache
 from typing import Any, Final, NamedTuple
 
 from fastapi import FastAPI, Request
@@ -49,6 +52,7 @@ OWN_CODES: Final = {
     "TOO_MANY_TRACES": OwnCode(607, 429, temporary=True),
     "BAD_REQUEST": OwnCode(608, 400),
     "ROLE_REQUIRED": OwnCode(609, 403),
+    "API_BUSY": OwnCode(610, 503, temporary=True),
     "NO_USER": OwnCode(620, 404),
     "NO_LETTER": OwnCode(621, 404),
     "LETTER_DONE": OwnCode(622, 409),
@@ -66,6 +70,7 @@ _STATUS: Final = {
 _STATUS_OF_CLASS: Final = {1: 422, 4: 409, 5: 503}  # by the hundreds of the code
 _OF_HTTP: Final = {404: "NO_SUCH_ROUTE", 405: "METHOD_NOT_ALLOWED"}
 TRACE_RETRY_MS: Final = 2_000
+DETAIL_MAX: Final = 200
 
 
 def answer(failure: BaseException) -> JSONResponse:
@@ -85,8 +90,10 @@ def answer(failure: BaseException) -> JSONResponse:
     return _response(status, body)
 
 
-def own(name: str, detail: str, field: str | None = None) -> JSONResponse:
-    """The answer for an error of `OWN_CODES`."""
+def own(
+    name: str, detail: str, field: str | None = None, headers: Mapping[str, str] | None = None
+) -> JSONResponse:
+    """The answer for an error of `OWN_CODES`. `headers` go beside it."""
     row = OWN_CODES[name]
     body = {
         "code": row.code,
@@ -96,16 +103,31 @@ def own(name: str, detail: str, field: str | None = None) -> JSONResponse:
         "field": field,
         "retry_after_ms": TRACE_RETRY_MS if row.temporary else None,
     }
-    return _response(row.status, body)
+    return _response(row.status, body, headers)
 
 
-def _response(status: int, body: dict[str, Any]) -> JSONResponse:
-    headers = {"Cache-Control": "no-store"}
+def _response(status: int, body: dict[str, Any], more: Mapping[str, str] | None = None) -> JSONResponse:
+    headers = {"Cache-Control": "no-store", **(more or {})}
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if body["retry_after_ms"] is not None:
         headers["Retry-After"] = str(max(1, -(-body["retry_after_ms"] // 1000)))
     return JSONResponse(body, status, headers)
+
+
+def _allow(request: Request, failure: HTTPException) -> dict[str, str]:
+    """The header Allow of a 405: of all routes of the path, of which the framework names the first one's."""
+    own = (failure.headers or {}).get("Allow", "")
+    found = {one for one in own.split(", ") if one}
+    for path, verbs in request.app.openapi()["paths"].items():
+        if _matching(path).fullmatch(request.scope["path"]):
+            found |= {verb.upper() for verb in verbs}
+    return {"Allow": ", ".join(sorted(found))}
+
+
+@cache
+def _matching(path: str) -> re.Pattern[str]:
+    return re.compile(re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(path)))
 
 
 def install(app: FastAPI) -> None:
@@ -129,8 +151,10 @@ def install(app: FastAPI) -> None:
     async def http(request: Request, failure: Exception) -> JSONResponse:
         assert isinstance(failure, HTTPException)
         name = _OF_HTTP.get(failure.status_code, "BAD_REQUEST")
-        detail = str(failure.detail) if name == "BAD_REQUEST" else f"{request.method} {request.url.path}"
-        return own(name, detail[:200])
+        # Not `request.url`: it is made from the Host header, too, and a line feed is not in it.
+        asked = f"{request.method} {request.scope['path']}"
+        detail = answers.shown(str(failure.detail) if name == "BAD_REQUEST" else asked, DETAIL_MAX)
+        return own(name, detail, headers=_allow(request, failure) if failure.status_code == 405 else None)
 
     app.add_exception_handler(QimError, ours)
     app.add_exception_handler(TimeoutError, ours)

@@ -3,10 +3,13 @@
 Keys are compared by digest in constant time, so neither a length nor a common prefix shows in the time of
 the answer; what each may do and what is noted of it is `admin.http`. A body is read whole before a route
 runs: at most `limits.API_BODY_BYTES_MAX` bytes, within `BODY_SECONDS_MAX`; what announces more is refused
-before it is read.
+before it is read. The body of who shows no key is not read at all, and does not count: `limits.
+API_REQUESTS_MAX` requests of those who do are worked on at once. A path with a control character is none of
+ours: a router that matches up to the last line feed sees another path than who decides about roles.
 """
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Final
 
@@ -20,6 +23,7 @@ from qim_streams.admin.rules import Role
 from qim_streams.api.failures import ApiRefusal, answer
 
 BODY_SECONDS_MAX: Final = 10.0
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _BEARER = HTTPBearer(auto_error=False, description="the key of QIM_ADMIN_API_KEY")
 _HEADER = APIKeyHeader(name="X-Api-Key", auto_error=False, description="the same key")
 
@@ -43,19 +47,47 @@ def require_key(gate: Gatekeeper) -> Callable[..., Awaitable[None]]:
 
 
 class BodyLimit:
-    """ASGI middleware: the whole body first, bounded in size and time, then the application."""
+    """ASGI middleware: the whole body first, bounded in size and time, then the application.
 
-    def __init__(self, app: ASGIApp, *, bytes_max: int = limits.API_BODY_BYTES_MAX) -> None:
-        self._app = app
-        self._bytes_max = bytes_max
+    `knows` says whether a request shows a key.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        knows: Callable[[Scope], bool],
+        *,
+        bytes_max: int = limits.API_BODY_BYTES_MAX,
+        requests_max: int = limits.API_REQUESTS_MAX,
+    ) -> None:
+        self._app, self._knows = app, knows
+        self._bytes_max, self._requests_max = bytes_max, requests_max
+        self._running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection's request; other scopes pass untouched."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if _CONTROL.search(scope["path"]):
+            await answer(ApiRefusal("NO_SUCH_ROUTE", "no path has a control character"))(scope, receive, send)
+        elif self._announces_too_much(scope):
+            await answer(self._too_large())(scope, receive, send)
+        elif not self._knows(scope):
+            await self._app(scope, _replay(b"", receive), send)
+        elif self._running >= self._requests_max:
+            await answer(ApiRefusal("API_BUSY", f"{self._running} requests are worked on"))(
+                scope, receive, send
+            )
+        else:
+            self._running += 1
+            try:
+                await self._read_and_run(scope, receive, send)
+            finally:
+                self._running -= 1
+
+    async def _read_and_run(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            self._check_announced(scope)
             async with asyncio.timeout(BODY_SECONDS_MAX):
                 body = await self._read(receive)
         except TimeoutError:
@@ -68,10 +100,12 @@ class BodyLimit:
         if body is not None:
             await self._app(scope, _replay(body, receive), send)
 
-    def _check_announced(self, scope: Scope) -> None:
+    def _announces_too_much(self, scope: Scope) -> bool:
         announced = dict(scope["headers"]).get(b"content-length", b"0")
-        if announced.isdigit() and int(announced) > self._bytes_max:
-            raise ApiRefusal("REQUEST_TOO_LARGE", f"a body may have {self._bytes_max} bytes")
+        return announced.isdigit() and (len(announced) > 18 or int(announced) > self._bytes_max)
+
+    def _too_large(self) -> ApiRefusal:
+        return ApiRefusal("REQUEST_TOO_LARGE", f"a body may have {self._bytes_max} bytes")
 
     async def _read(self, receive: Receive) -> bytes | None:
         """The body; None when the client has gone."""
@@ -83,7 +117,7 @@ class BodyLimit:
             part = message.get("body", b"")
             size += len(part)
             if size > self._bytes_max:
-                raise ApiRefusal("REQUEST_TOO_LARGE", f"a body may have {self._bytes_max} bytes")
+                raise self._too_large()
             parts.append(part)
             if not message.get("more_body", False):
                 return b"".join(parts)

@@ -27,7 +27,9 @@ SendPolicy = Literal["members", "admins"]
 JoinPolicy = Literal["invite", "open"]
 HistoryPolicy = Literal["joined", "all"]
 Role = Literal["owner", "admin", "member"]
-Name = Annotated[str, StringConstraints(max_length=limits.GROUP_NAME_MAX)]
+# Frames carry names as text without control characters: a name that has one would break every client.
+NAME_PATTERN = r"^[^\x00-\x1f\x7f]*$"
+Name = Annotated[str, StringConstraints(max_length=limits.GROUP_NAME_MAX, pattern=NAME_PATTERN)]
 
 
 class Request(BaseModel):

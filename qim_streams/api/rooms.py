@@ -27,7 +27,7 @@ class CreateRoomBody(Request):
 
     room_id: Id
     owner: Id | None = None
-    name: Annotated[str, StringConstraints(max_length=limits.ROOM_NAME_MAX)] = ""
+    name: Annotated[str, StringConstraints(max_length=limits.ROOM_NAME_MAX, pattern=models.NAME_PATTERN)] = ""
     join_policy: Literal["open", "members"] = "open"
 
 

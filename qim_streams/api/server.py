@@ -1,4 +1,4 @@
-"""The admin API on a socket: uvicorn, with bounds, in the event loop of its role.
+"""The admin API on a socket: uvicorn, with bounds (`connections`), in the event loop of its role.
 
 Loopback unless told otherwise. Whoever binds to another address without a certificate puts a proxy that
 speaks TLS in front, and is told so once.
@@ -14,8 +14,10 @@ from collections.abc import Iterator
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from qim_streams import limits
+from qim_streams.api.connections import LOOK_S, Watch
 from qim_streams.errors import ConfigError
 
 KEEP_ALIVE_S = 5
@@ -75,7 +77,7 @@ async def serve(
         ws="none",
         http="h11",
         proxy_headers=False,
-        limit_concurrency=limits.API_CONNECTIONS_MAX,
+        limit_concurrency=None,  # it counts connections, so idle ones would keep everybody out: see `guard`
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=STOP_SECONDS_MAX,
         ssl_context_factory=None if tls is None else lambda _config, _default: tls,
@@ -84,6 +86,7 @@ async def serve(
     server = _Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     stopping = asyncio.create_task(stop.wait())
+    watching = asyncio.create_task(_watch(server))
     log.info("admin API on %s://%s:%d", "http" if tls is None else "https", host, port)
     try:
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -91,3 +94,16 @@ async def serve(
         server.should_exit = True
         stopping.cancel()
         await serving
+        watching.cancel()
+        await asyncio.wait([watching])
+
+
+async def _watch(server: uvicorn.Server) -> None:
+    """End connections that take too long, or are too many, until it is cancelled."""
+    loop, watch = asyncio.get_running_loop(), Watch(limits.API_CONNECTIONS_MAX)
+    while True:
+        await asyncio.sleep(LOOK_S)
+        known = [one for one in server.server_state.connections if isinstance(one, H11Protocol)]
+        ended = watch.look(known, loop.time())
+        if ended:
+            log.info("%d connections ended: they asked for nothing, or did not read, for too long", ended)

@@ -30,8 +30,9 @@ SCANS_MAX: Final = 96  # in one request: every lane once, and more
 ACTIVE_MAX: Final = 2_000  # entries looked at in one request
 ACTIVE_STEP: Final = 200
 _TEXT = re.compile(r"[A-Za-z0-9._@~-]{0,128}")
-_USERS_CURSOR = re.compile(r"(\d{1,2})\.(\d{1,20})")
-_ACTIVE_CURSOR = re.compile(r"(\d{1,16})\.(\d{1,6})")
+_USERS_CURSOR = re.compile(r"([0-9]{1,2})\.([0-9]{1,20})")
+_ACTIVE_CURSOR = re.compile(r"([0-9]{1,16})\.([0-9]{1,6})")
+_SCAN_MAX: Final = 2**64 - 1
 
 
 class RedisUserIndex:
@@ -155,7 +156,7 @@ def _users_place(cursor: str | None) -> tuple[int, int]:
     if cursor is None:
         return 0, 0
     match = _USERS_CURSOR.fullmatch(cursor)
-    if match is None:
+    if match is None or int(match[2]) > _SCAN_MAX:
         raise ProtocolError("FIELD_INVALID", "cursor: is not one of ours", field="cursor")
     return int(match[1]), int(match[2])
 

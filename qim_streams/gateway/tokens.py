@@ -9,8 +9,9 @@ shares a secret with us may name it as it likes, or not at all: then each is tri
 
 Required claims: ``tenant``, ``sub``, ``exp``, ``aud``; ``nbf`` is honoured.
 
-Invariants: any text gives `Claims` or `ProtocolError` (BAD_TOKEN, TOKEN_EXPIRED); a token is never part
-of an error text or a log line.
+Invariants: any text gives `Claims` or `ProtocolError` (BAD_TOKEN, TOKEN_EXPIRED); no text but the one that
+was signed is accepted, not even another spelling of its signature; a token is never part of an error text or
+a log line.
 
 Spec: §7.
 """
@@ -26,6 +27,7 @@ from qim_streams.errors import POLICY, ConfigError, Policy, ProtocolError, Store
 from qim_streams.gateway.jwks import SIGNED, KeyBook, Keys, read_document
 from qim_streams.ids import is_text_id
 from qim_streams.settings import Settings
+from qim_streams.wire.kinds import Malformed, from_base64url, to_base64url
 
 HMAC: Final = "HS256"
 _KEY_ID_PREFIX: Final = "qim."
@@ -90,6 +92,8 @@ class TokenVerifier:
         """
         if len(token) > limits.ACCESS_TOKEN_MAX:
             raise _bad("too long")
+        if not _is_canonical(token):
+            raise _bad("DecodeError")
         try:
             header = jwt.get_unverified_header(token)
             algorithm = str(header.get("alg"))
@@ -154,6 +158,19 @@ def mint_token(
     expires_at = now_s + ttl_s
     claims = {"tenant": tenant_id, "sub": user_id, "aud": audience, "iat": now_s, "exp": expires_at}
     return jwt.encode(claims, secret, algorithm=HMAC, headers={"kid": key_id(secret)}), expires_at
+
+
+def _is_canonical(token: str) -> bool:
+    """Whether a token's signature, the one part that nothing signs, is spelt as base64url spells it.
+
+    Decoders pass over unknown characters and the last digit's spare bits: one signature would have many
+    spellings, and a list of tokens that were taken back could be walked around.
+    """
+    signature = token.rpartition(".")[2]
+    try:
+        return to_base64url(from_base64url(signature)) == signature
+    except Malformed:
+        return False
 
 
 def _bad(why: str) -> ProtocolError:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from qim_streams import limits
 from qim_streams.errors import AdmissionRefused
+from qim_streams.ids import is_name
 from qim_streams.membership.ports import Conversation, Intervals, Join, Member
 
 OWNER, ADMIN, MEMBER = "owner", "admin", "member"
@@ -134,7 +135,7 @@ def check_policies(policies: Mapping[str, object]) -> None:
 
 def check_name(name: object) -> None:
     """FIELD_INVALID unless `name` is a text of at most 128 characters without control characters."""
-    if not isinstance(name, str) or len(name) > limits.GROUP_NAME_MAX or any(ord(c) < 32 for c in name):
+    if not is_name(name, limits.GROUP_NAME_MAX):
         raise refuse("FIELD_INVALID", f"name must be a text of at most {limits.GROUP_NAME_MAX} characters")
 
 

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from qim_streams.errors import AdmissionRefused
+from qim_streams.ids import is_name, is_text_id
+from qim_streams.limits import ROOM_NAME_MAX
 from qim_streams.rooms.records import RoomKind
 
 OPEN, MEMBERS = "open", "members"
@@ -77,6 +79,12 @@ def standing_of(head: RoomHead, standings: Mapping[str, Standing], user_id: str)
     return standings.get(user_id, NOBODY)
 
 
+def check_name(name: str) -> None:
+    """AdmissionRefused unless every joiner can be told this name."""
+    if not is_name(name, ROOM_NAME_MAX):
+        raise AdmissionRefused("FIELD_INVALID", f"name: at most {ROOM_NAME_MAX} characters, none of control")
+
+
 def check_join(head: RoomHead, standing: Standing, now_ms: int) -> None:
     """AdmissionRefused unless the user may enter now."""
     if head.closed:
@@ -108,6 +116,8 @@ def apply_action(
 
     `until_ms` 0: for ever (mute) or not at all (kick: sent out, and may come back).
     """
+    if action in ABOUT_A_USER and not is_text_id(user_id):
+        raise AdmissionRefused("FIELD_INVALID", "user_id: name the user whom it is about")
     if head.closed and action != "close":
         raise AdmissionRefused("ROOM_CLOSED", "the room is closed")
     before = standing_of(head, standings, user_id)

@@ -199,6 +199,7 @@ class RoomWriter:
         return self._view(partition, room, head, request.user_id, request.limit)
 
     async def _create(self, partition: RoomPartition, request: RoomCreate) -> RoomView:
+        rules.check_name(request.name)
         name = (request.tenant_id, request.room_id)
         head = RoomHead(request.name, request.join_policy, request.owner_id, self._all.now_ms())
         if await self._all.store.create(partition.number, partition.epoch, *name, head):
@@ -243,7 +244,7 @@ class RoomWriter:
                 "",
                 now_ms,
                 request.text,
-                request.user_id,
+                change.user_id,
                 change.until_ms,
             )
             await partition.append(room, record._replace(room_seq=room.seq))

@@ -18,6 +18,7 @@ from qim_streams.wire.codes import code_of
 from qim_streams.wire.frames import Error
 
 DETAIL_MAX = 512
+FIELD_MAX = 128
 
 
 def error(
@@ -36,7 +37,14 @@ def error(
     row = code_of(name)
     delay = row.retry_after_ms if retry_after_ms is None else retry_after_ms
     return Error(
-        row.code, row.name, row.temporary, _clean(detail), rid, delay, field and field[:128], **fields
+        row.code,
+        row.name,
+        row.temporary,
+        shown(detail, DETAIL_MAX),
+        rid,
+        delay,
+        field and shown(field, FIELD_MAX),
+        **fields,
     )
 
 
@@ -70,7 +78,9 @@ def error_for(
     return error("INTERNAL", what, rid, **own)
 
 
-def _clean(detail: str) -> str:
-    """At most 512 printable characters, so that the frame always passes its own schema."""
-    kept = "".join(c if c.isprintable() else "?" for c in detail[:DETAIL_MAX])
-    return kept.encode("utf-8", "replace").decode()
+def shown(text: str, most: int) -> str:
+    """At most `most` printable characters of a text that a client may have chosen part of.
+
+    So a frame always passes its own schema, and no terminal or log obeys what somebody sent.
+    """
+    return "".join(c if c.isprintable() else "?" for c in text[:most])

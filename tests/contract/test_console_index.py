@@ -57,7 +57,9 @@ async def test_users_are_found_by_a_part_of_their_id(hot_client: RedisClient) ->
             await index.users("acme", None, 50, text)
 
 
-@pytest.mark.parametrize("cursor", ["", "x", "1", "1.2.3", "-1.0", "1.x", "1." + "9" * 40])
+@pytest.mark.parametrize(
+    "cursor", ["", "x", "1", "1.2.3", "-1.0", "1.x", "1." + "9" * 40, "1.18446744073709551616", "\u0661.0"]
+)
 async def test_cursors_of_others_are_refused(hot_client: RedisClient, cursor: str) -> None:
     with pytest.raises(ProtocolError, match="cursor"):
         await RedisUserIndex(hot_client).users("acme", cursor, 5, "")

@@ -11,8 +11,10 @@ from qim_streams.ids import (
     dispatch_id,
     event_id,
     is_direct_conversation_id,
+    is_name,
     is_text_id,
 )
+from qim_streams.wire.kinds import Malformed, Text
 
 MESSAGE = encode(1_700_000_000_123, 7, 0x0123456789ABCDEF)
 
@@ -58,6 +60,21 @@ def test_text_ids(good: str) -> None:
 )
 def test_what_is_no_text_id(bad: object) -> None:
     assert not is_text_id(bad)
+
+
+@given(st.text(max_size=40))
+def test_a_name_is_what_a_frame_can_carry(text: str) -> None:
+    """The rule of those who take names is that of those who send them."""
+    try:
+        carried = Text(16).take(text) == text
+    except Malformed:
+        carried = False
+    assert is_name(text, 16) is carried
+
+
+@pytest.mark.parametrize("bad", ["\0", "a\x7f", "\ud800", "a" * 17, None, b"a"])
+def test_what_is_no_name(bad: object) -> None:
+    assert not is_name(bad, 16)
 
 
 @given(st.text(max_size=200))

@@ -101,17 +101,20 @@ def test_a_named_secret_is_the_only_one_tried(monkeypatch: pytest.MonkeyPatch) -
 def test_every_flipped_bit_is_refused() -> None:
     """T-X4: each bit of the whole token, one after the other."""
     token = mint_token(SECRET.encode(), "qim", "acme", "ben", 600, int(time.time()))[0]
-    good = VERIFIER.verify(token)
+    VERIFIER.verify(token)
     data = bytearray(token.encode())
     for bit in range(len(data) * 8):
         data[bit // 8] ^= 1 << bit % 8
-        try:
-            seen = VERIFIER.verify(data.decode("latin-1"))
-        except ProtocolError:
-            seen = None
+        assert refused(VERIFIER, data.decode("latin-1")) == "BAD_TOKEN"
         data[bit // 8] ^= 1 << bit % 8
-        # The last digit of a base64 part has bits that stand for nothing: the same token, spelt otherwise.
-        assert seen is None or seen == good
+
+
+@pytest.mark.parametrize("end", ["=", "==", "\n", " ", "!", "%", "\0", ".", "A", "\u200b"])
+def test_a_token_has_one_spelling(end: str) -> None:
+    """Decoders pass over padding, odd characters and spare bits; who lists tokens as taken back cannot."""
+    token = mint_token(SECRET.encode(), "qim", "acme", "ben", 600, int(time.time()))[0]
+    assert refused(VERIFIER, token + end) == "BAD_TOKEN"
+    assert refused(VERIFIER, token[:-5] + end + token[-5:]) == "BAD_TOKEN"
 
 
 def test_expiry_has_a_leeway() -> None:

@@ -127,7 +127,13 @@ def test_create_refuses_wrong_fields_and_too_many() -> None:
     assert code_of(rules.plan_create, None, [], {}, 5) == "FIELD_INVALID"
     many = [Join(f"u{n}", n, MEMBER) for n in range(5)]
     assert code_of(rules.plan_create, ann, many, {}, 5) == "GROUP_TOO_LARGE"
-    for head in ({"name": "x" * 129}, {"name": "a\nb"}, {"send_policy": "nobody"}, {"history_policy": ""}):
+    for head in (
+        {"name": "x" * 129},
+        {"name": "a\nb"},
+        {"name": "a\x7fb"},
+        {"send_policy": "nobody"},
+        {"history_policy": ""},
+    ):
         assert code_of(rules.plan_create, ann, [], head, 5) == "FIELD_INVALID"
     assert code_of(rules.new_head, "group", {"seq": "9"}, 5, 1) == "FIELD_INVALID"
 

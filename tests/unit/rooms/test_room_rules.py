@@ -77,6 +77,20 @@ def test_what_actions_change() -> None:
     assert code_of(apply_action, HEAD._replace(closed=True), {}, "ann", "mute", "eve", 0) == "ROOM_CLOSED"
 
 
+@pytest.mark.parametrize("action", sorted(rules.ABOUT_A_USER))
+@pytest.mark.parametrize("user", ["", "a:b", "{x}", "a b", "\u0430nn", "u" * 129, "../ann"])
+def test_an_action_about_a_user_names_one(action: str, user: str) -> None:
+    """T-X5: not nobody, and nothing with a separator."""
+    for actor in ("ann", None):
+        assert code_of(apply_action, HEAD, MODS, actor, action, user, 0) == "FIELD_INVALID"
+
+
+@pytest.mark.parametrize("name", ["a\nb", "\x7f", "x" * 129, "\0"])
+def test_a_name_that_no_frame_can_carry(name: str) -> None:
+    assert code_of(rules.check_name, name) == "FIELD_INVALID"
+    assert code_of(rules.check_name, "The lobby \u00e4") == ""
+
+
 def test_standings_are_bounded() -> None:
     many = {f"u{n}": Standing("member") for n in range(rules.STANDINGS_MAX)}
     assert code_of(apply_action, HEAD, many, "ann", "mute", "new", 0) == "GROUP_TOO_LARGE"
