@@ -195,6 +195,7 @@ async def wide(servers: Servers, redis: RedisClient, feed: Feed, load: Load) -> 
     for _ in range(count):
         feed.group(name)
         await asyncio.sleep(0.02)
+    feed.flush()
     await caught_up(redis, feed, servers)
     print(f"  each further message: {(cpu_s(pid) - cpu) / count * 1e3:.2f} ms of CPU, "
           f"Redis {(cpu_s(server) - redis_cpu) / count * 1e3:.2f} ms")  # fmt: skip

@@ -44,6 +44,7 @@ class SteadyLoad:
         self._fleet = Fleet(options, self._plan, address, run, 0, lambda number, said: None)
         self._running: asyncio.Task[list[Any]] | None = None
         self._accounts: list[dict[str, Any]] = []
+        self._prepared = False
         self.first_ns = 0
 
     async def __aenter__(self) -> "SteadyLoad":
@@ -55,10 +56,20 @@ class SteadyLoad:
             self._running.cancel()
         await self._fleet.__aexit__(*why)
 
-    async def start(self) -> None:
-        """Sign on, open the chats, begin; the measured part begins at `first_ns` (monotonic clock)."""
+    def user_id(self, number: int) -> str:
+        """The id of one of its users, from 0."""
+        return self._plan.user_id(number)
+
+    async def prepare(self) -> None:
+        """Sign on and open the chats; `start` does it, if nobody did before."""
         for name in ("connect", "open"):
             await self._fleet.all(name)
+        self._prepared = True
+
+    async def start(self) -> None:
+        """Begin; the measured part begins at `first_ns` (monotonic clock)."""
+        if not self._prepared:
+            await self.prepare()
         start_ns = time.monotonic_ns() + START_DELAY_NS
         self.first_ns = start_ns + int(self._options.warm_up_s * _NS)
         self._running = asyncio.create_task(self._fleet.all("run", start_ns))

@@ -1,6 +1,7 @@
-"""Reconnecting and syncing over a real stack: A1, A4, A5, A13. Spec: §6, §7."""
+"""Reconnecting and syncing over a real stack: A1, A4, A5, A13, A14. Spec: §6, §7."""
 
 import asyncio
+import contextlib
 import itertools
 
 import pytest
@@ -98,12 +99,12 @@ async def test_A4_signing_on_again_and_again_while_messages_stream_in(cast: Cast
     assert [event.event_id for event in got] == [one.event_id for one in whole if one.mailbox_seq <= last]
 
 
-async def _one_session(phone: WireClient, cursor: str | None, got: list[Event]) -> str:
+async def _one_session(phone: WireClient, cursor: str | None, got: list[Event], pushes: int = 5) -> str:
     """Sync, take a few pushes, and pull over them once: they come again, and the cursor covers them."""
     auth = await phone.auth(cursor)
     pulled = await pull_range(phone, auth.after_seq, auth.sync_to_seq, 5)
     ready = await phone.sync_complete(auth.sync_to_seq)
-    await eventually(lambda: len(phone.pushed()) >= 5, 20, "5 pushes")
+    await eventually(lambda: len(phone.pushed()) >= pushes, 20, f"{pushes} pushes")
     pushed = phone.pushed()
     assert all(event.mailbox_seq <= auth.sync_to_seq for event in pulled.events)
     assert all(event.mailbox_seq > auth.sync_to_seq for event in pushed)
@@ -113,6 +114,55 @@ async def _one_session(phone: WireClient, cursor: str | None, got: list[Event]) 
     got.extend(pulled.events)
     got.extend(again.events)
     return again.cursors[-1][1] or ready.cursor
+
+
+WINDOW = 90  # messages, 30 a second
+CUTS = (8, 16, 24, 36, 48, 60, 72)  # after how many of them
+
+
+async def _arriving(cast: Cast, ann: Person, ben: Person, receipts: list[SendReceipt]) -> None:
+    """30 messages a second from ann to ben."""
+    sender = await ann.online()
+    for number in range(WINDOW):
+        receipts.append(await sender.send(f"m{number}".encode(), to_user_id=ben.user_id))
+        await asyncio.sleep(1 / 30)
+
+
+async def test_A14_what_comes_while_a_client_resumes_is_shown_once(cast: Cast) -> None:
+    """Its link is cut again and again, and it resumes within the lease of its former session."""
+    ann, ben = cast.people("ann", "ben")
+    proxy = await cast.proxy()
+    await ben.online(url=proxy.url)
+    receipts: list[SendReceipt] = []
+    arriving = cast.background(_arriving(cast, ann, ben, receipts))
+    for count in CUTS:
+        await eventually(lambda count=count: len(receipts) >= count, 60, f"{count} messages")  # type: ignore[misc]
+        await proxy.cut()
+    await arriving
+    await eventually(lambda: len(ben.shown) >= WINDOW, 60, "everything to be shown")
+    assert [one.message.message_id for one in ben.shown] == [one.message_id for one in receipts]
+    assert len(proxy.passages) > 1
+
+
+async def test_A14_a_device_comes_back_while_its_old_session_is_still_there(cast: Cast) -> None:
+    """The old socket stays open, unread: of each session pull and push share nothing and leave no hole."""
+    ann, ben = cast.people("ann", "ben")
+    cursor: str | None = await ben.cursor()
+    receipts: list[SendReceipt] = []
+    arriving = cast.background(_arriving(cast, ann, ben, receipts))
+    got: list[Event] = []
+    async with contextlib.AsyncExitStack() as sockets:
+        while len(receipts) < CUTS[-1]:
+            phone = await sockets.enter_async_context(ben.wire())
+            cursor = await _one_session(phone, cursor, got, pushes=1)
+        await arriving
+        auth = await (phone := await sockets.enter_async_context(ben.wire())).auth(cursor)
+        got += (await pull_range(phone, auth.after_seq, auth.sync_to_seq)).events
+    whole = await ben.mailbox(WINDOW)
+    assert [one.message.message_id for one in whole] == [one.message_id for one in receipts]
+    last = got[-1].mailbox_seq
+    assert [one.event_id for one in got] == [one.event_id for one in whole if one.mailbox_seq <= last]
+    assert len(got) >= CUTS[-1]
 
 
 class DropPush:
