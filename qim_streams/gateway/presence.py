@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
+from qim_streams import failpoints
 from qim_streams.errors import StoreError
 from qim_streams.gateway.metrics import GatewayCounters
 from qim_streams.gateway.ports import DeviceKey, DeviceSessions
@@ -114,6 +115,7 @@ class PresenceLog:
             records = [record for device, notice in true for record in self._records(device, notice)]
             if records:
                 await self._log.append(records)
+                failpoints.hit("gateway.presence_appended")
             self._counters.presence_appended += len(records)
         except StoreError as error:
             self._counters.presence_failed += len(notices)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
-from qim_streams import limits
+from qim_streams import failpoints, limits
 from qim_streams.errors import AdmissionRefused, StoreError
 from qim_streams.gateway.ports import DeviceKey
 from qim_streams.gateway.presence import Notice, Said
@@ -179,6 +179,7 @@ class PresenceWatches:
                 for device, ordinal, there in notes
             ]
             changes = await self._book.note(sights, now)
+            failpoints.hit("gateway.presence_noted")
             for device, ordinal, there in notes:
                 if self._notes.get(device) == (ordinal, there):  # else something was said meanwhile
                     del self._notes[device]

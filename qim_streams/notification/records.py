@@ -3,9 +3,10 @@
 * `PushTask`: a message for a device that had no valid presence (``qim.push-task.v1``).
 * `PushDevice`: a device that asked for notifications, and where a provider finds it.
 * `PushSettings`: when a user does not want to be disturbed.
+* `PushResult`: what became of a notification, for the application (``qim.push-result.v1``).
 
-The latter two lie in ``qim.push-device.v1`` (compacted) and, for reading, in Redis. Tokens are secrets of a
-kind: nobody logs a `PushDevice`, and its repr leaves the token out.
+Devices and settings lie in ``qim.push-device.v1`` (compacted) and, for reading, in Redis. Tokens are secrets
+of a kind: nobody logs a `PushDevice`, and its repr leaves the token out.
 
 Spec: §6.
 """
@@ -131,3 +132,44 @@ def decode_settings(data: bytes) -> PushSettings:
     """PushSettings from their bytes; RecordError if they are not that."""
     fields = _SETTINGS.read(data)
     return _new(PushSettings, (*fields[:7], fields[7:]))
+
+
+class PushResult(NamedTuple):
+    """What became of a notification; the Kafka key is ``tenant NUL user``.
+
+    `outcome`: a word of `rules.outcome_of`. `reason`: the provider's own word, or ours; empty for "sent".
+    """
+
+    tenant_id: str
+    user_id: str
+    device_id: str
+    notification_id: bytes  # the task's id: 16 bytes, the same in each attempt
+    message_id: bytes
+    conversation_id: str
+    conversation_seq: int
+    provider: str
+    outcome: str
+    reason: str
+    committed_at: int  # milliseconds
+    at: int  # milliseconds: when it was over
+    extra: tuple[Any, ...] = ()
+
+    def encode(self) -> bytes:
+        """The record's bytes."""
+        return pack_fields(self[:12] + self.extra)
+
+    @property
+    def key(self) -> bytes:
+        """The Kafka key."""
+        return record_key(self.tenant_id, self.user_id)
+
+
+_RESULT = Layout("PushResult", str, str, str, bytes, bytes, str, int, str, str, str, int, int)
+
+
+def decode_result(data: bytes) -> PushResult:
+    """A PushResult from its bytes; RecordError if they are not one."""
+    fields = _RESULT.read(data)
+    if (len(fields[3]), len(fields[4])) != (TASK_ID_BYTES, ID_BYTES):
+        raise RecordError(f"PushResult: ids of {len(fields[3])} and {len(fields[4])} bytes, expected 16 each")
+    return _new(PushResult, (*fields[:12], fields[12:]))

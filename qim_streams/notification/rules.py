@@ -23,6 +23,12 @@ from qim_streams.records import STATE_RECALLED
 # stage, so a session that began this long before the task was online then, too.
 SIGNING_ON_MS: Final = 1_000
 DAY_MINUTES: Final = 24 * 60
+SENT: Final = "sent"  # handed to the provider, nothing more
+DEAD: Final = "dead"  # the provider takes the token no more
+FAILED: Final = "failed"  # nobody can say that the provider has it
+_TOLD: Final = {"sent": SENT, "dead": DEAD} | dict.fromkeys(
+    ("refused", "gave_up", "unknown", "expired"), FAILED
+)
 _TIME_ZONES_MAX: Final = 1_024
 
 
@@ -69,6 +75,15 @@ def why_not(task: PushTask, known: Known, now_ms: int, age_max_ms: int) -> str |
     if settings is not None and is_quiet(settings, now_ms) and not (named and settings.mentions_break_quiet):
         return "quiet"
     return None
+
+
+def outcome_of(why: str, *, interrupted: bool) -> str | None:
+    """What the application is told of a notification that is over for `why`; None: nothing.
+
+    What its user's own doing let go (read, muted, quiet, online, logged out) is no result, unless an attempt
+    was begun of which nobody knows how it ended.
+    """
+    return _TOLD.get(why, FAILED if interrupted else None)
 
 
 def is_quiet(settings: PushSettings, now_ms: int) -> bool:

@@ -10,7 +10,8 @@ so a device shows one. With `repeat_unknown` False such a notification is given 
 requests, perhaps none.
 
 Invariants: no more than `in_flight_max` tasks are claimed, sent or unsettled at once; a target that is left
-alone costs no request; what happens to a token is written down before the task is over.
+alone costs no request; what happens to a token, and what the application is told (`results`), is
+written down before the task is over.
 
 Spec: §1 NOTIFIED, §6. Scenarios H1 H8 H10 H11.
 """
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
 
+from qim_streams import failpoints
 from qim_streams.errors import StoreError
 from qim_streams.notification import metrics
 from qim_streams.notification.circuit import CircuitBreaker, TargetBackoff
@@ -36,8 +38,9 @@ from qim_streams.notification.ports import (
     TaskQueue,
 )
 from qim_streams.notification.preparing import Prepared, Preparer
-from qim_streams.notification.records import PushDevice, PushTask
+from qim_streams.notification.records import PushDevice, PushResult, PushTask
 from qim_streams.notification.registry import PushDevices
+from qim_streams.notification.results import ResultLog, result_of
 from qim_streams.notification.rules import backoff_ms
 
 log = logging.getLogger(__name__)
@@ -76,36 +79,34 @@ class ProviderLane:
         queue: TaskQueue,
         preparer: Preparer,
         devices: PushDevices,
+        told: ResultLog,
         slots: Collection[int],
         bounds: LaneBounds,
         now_ms: Callable[[], int],
         chance: Callable[[], float],
     ) -> None:
         self._provider, self._queue, self._preparer, self._devices = provider, queue, preparer, devices
-        self._slots, self._bounds, self._now_ms, self._chance = slots, bounds, now_ms, chance
+        self._told, self._slots, self._bounds = told, slots, bounds
+        self._now_ms, self._chance = now_ms, chance
         self._breaker, self._targets = CircuitBreaker(), TargetBackoff()
         self._wake, self._ended = asyncio.Event(), asyncio.Event()
         self._sending: set[asyncio.Task[None]] = set()
         self._mine: set[bytes] = set()  # tasks that are here and not settled, whatever became of their claims
         self._done: list[Done] = []
         self._later: list[Later] = []
-        self._turn, self._closed = 0, False
+        self._results: list[PushResult] = []  # of those that are done, not in the log yet
+        self._turn = 0
         self.name = provider.name
 
     def wake(self) -> None:
         """Tasks were accepted, or slots came."""
         self._wake.set()
 
-    def close(self) -> None:
-        """Take nothing more: `run` ends, also where its cancellation is lost in a driver on the way."""
-        self._closed = True
-        self._wake.set()
-
     async def run(self) -> None:
-        """Take and send until `close`. A store that does not answer is asked again."""
+        """Take and send, for ever. A store that does not answer is asked again."""
         settling = asyncio.create_task(self._settle_for_ever(), name=f"notification-settle-{self.name}")
         try:
-            while not self._closed:
+            while True:
                 try:
                     rest_s = await self._work()
                 except StoreError as error:
@@ -155,6 +156,7 @@ class ProviderLane:
         ready = [one for item in prepared if (one := self._ready(item, now)) is not None]
         if ready:
             await self._queue.begin([one.queued for one in ready])
+            failpoints.hit("notification.sends_begun")
             self._breaker.began(len(ready))
             for one in ready:
                 self._mine.add(one.queued.task_id)
@@ -167,11 +169,11 @@ class ProviderLane:
         """What is to be sent, or None when the task is over, waits, or is left to its next claim."""
         queued = item.queued
         if item.why is not None or item.task is None or item.device is None or item.notification is None:
-            self._over(queued, item.why or "no_device")
+            self._over(queued, item.why or "no_device", item.task)
             return None
         if queued.interrupted:
             if not self._bounds.repeat_unknown:
-                self._over(queued, "unknown")
+                self._over(queued, "unknown", item.task)
                 return None
             metrics.REPEATED.labels(self.name).inc()
         not_before = self._targets.not_before(item.task.key)
@@ -211,6 +213,7 @@ class ProviderLane:
         self._wake.set()
 
     async def _take_answer(self, one: _Ready, answer: Answer) -> None:
+        failpoints.hit("notification.answered")
         now, target = self._now_ms(), one.task.key
         if answer.result is Result.DOWN:
             log.log(
@@ -220,46 +223,55 @@ class ProviderLane:
                 answer.reason,
             )
             self._breaker.failed(now, self._chance(), answer.retry_after_ms)
-            self._again(one.queued, now, max(answer.retry_after_ms or 0, self._breaker.wait_ms(now)))
+            self._again(one, now, max(answer.retry_after_ms or 0, self._breaker.wait_ms(now)), answer.reason)
             return
         self._breaker.answered()
         if answer.result is Result.BUSY:
             until = self._targets.busy(target, now, self._chance(), answer.retry_after_ms)
-            self._again(one.queued, now, until - now)
+            self._again(one, now, until - now, answer.reason)
         elif answer.result is Result.DEAD:
             await self._bury(one, answer)
         elif answer.result is Result.REFUSED:
             log.warning("notification: %s refused one: %s", self.name, answer.reason)
-            self._over(one.queued, "refused")
+            self._over(one.queued, "refused", one.task, answer.reason)
         else:
             self._targets.good(target)
             metrics.AFTER_SECONDS.observe(max(0, now - one.task.committed_at) / 1_000)
-            self._over(one.queued, "sent", sent=True)
+            self._over(one.queued, "sent", one.task)
 
     async def _bury(self, one: _Ready, answer: Answer) -> None:
-        """The token is dead, unless it was registered again since it died."""
-        if answer.dead_since_ms is None or one.device.version <= answer.dead_since_ms:
-            try:
-                await self._devices.bury(one.device, answer.reason)
-            except StoreError as error:
-                log.warning("a dead token of %s is still there: %s", self.name, error)
-                self._again(one.queued, self._now_ms(), 0)
-                return
-        self._over(one.queued, "dead")
+        """The token is dead, unless it was registered again since it died.
 
-    def _again(self, queued: QueuedTask, now: int, wait_ms: int) -> None:
+        The application's record comes first: once the token is buried, nobody would ask the provider again.
+        """
+        told = result_of(one.task, one.queued, self.name, "dead", answer.reason, self._now_ms())
+        try:
+            await self._told.append([told] if told is not None else [])
+            if answer.dead_since_ms is None or one.device.version <= answer.dead_since_ms:
+                await self._devices.bury(one.device, answer.reason)
+        except StoreError as error:
+            log.warning("a dead token of %s is still there: %s", self.name, error)
+            self._again(one, self._now_ms(), 0, answer.reason)
+            return
+        self._over(one.queued, "dead", None)
+
+    def _again(self, one: _Ready, now: int, wait_ms: int, reason: str) -> None:
         """Let a task wait after an attempt, or give it up after too many."""
-        attempts = queued.attempts + 1
+        attempts = one.queued.attempts + 1
         if attempts >= ATTEMPTS_MAX:
-            self._over(queued, "gave_up")
+            self._over(one.queued, "gave_up", one.task, reason)
             return
         delay = backoff_ms(attempts, RETRY_FIRST_MS, RETRY_LAST_MS, self._chance())
-        self._wait(queued, now + max(delay, wait_ms), counted=True)
+        self._wait(one.queued, now + max(delay, wait_ms), counted=True)
 
-    def _over(self, queued: QueuedTask, why: str, *, sent: bool = False) -> None:
+    def _over(self, queued: QueuedTask, why: str, task: PushTask | None, reason: str = "") -> None:
+        """A task is over; `task` None: there is nothing to tell the application, or it was told already."""
         self._mine.add(queued.task_id)
         metrics.OVER.labels(self.name, why).inc()
-        self._done.append(Done(queued.slot, queued.task_id, self.name, sent))
+        self._done.append(Done(queued.slot, queued.task_id, self.name, why == "sent"))
+        if task is not None:
+            told = result_of(task, queued, self.name, why, reason, self._now_ms())
+            self._results += [told] if told is not None else []
 
     def _wait(self, queued: QueuedTask, due_at: int, *, counted: bool) -> None:
         self._mine.add(queued.task_id)
@@ -280,10 +292,18 @@ class ProviderLane:
             self._wake.set()
 
     async def _settle(self) -> None:
-        """Write down what is over and what waits; repeating it is safe."""
-        done, later = list(self._done), list(self._later)
+        """Write down what is over and what waits; repeating it is safe.
+
+        What the application is told comes first: a task that is off the queue is not heard of again.
+        """
+        done, later, results = list(self._done), list(self._later), list(self._results)
+        if results:
+            await self._told.append(results)
+            del self._results[: len(results)]
+            failpoints.hit("notification.results_appended")
         if done or later:
             await self._queue.settle(done, later, self._now_ms())
+            failpoints.hit("notification.settled")
             del self._done[: len(done)], self._later[: len(later)]
             self._mine -= {one.task_id for one in done} | {one.task_id for one in later}
         metrics.WAITING.labels(self.name).set(await self._queue.waiting(sorted(self._slots), self.name))

@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, NoReturn
 
+from qim_streams import failpoints
 from qim_streams.errors import RecordError, StoreUnavailable
 from qim_streams.log_ports import LogBatch, Poison, PoisonSink
 from qim_streams.notification import metrics
@@ -56,7 +57,6 @@ class NotificationService:
         self._lanes = {lane.name: lane for lane in lanes}
         self._slots, self._terms, self._now_ms, self._die = slots, terms, now_ms, die
         self._tasks: list[asyncio.Task[None]] = []
-        self._closed = False
         self._at: dict[int, int] = {}  # the position of each slot as it stands in the queue
 
     async def open(self) -> None:
@@ -70,9 +70,6 @@ class NotificationService:
 
     async def close(self) -> None:
         """Wait a moment for what is under way; the rest is taken up by whoever comes next."""
-        self._closed = True
-        for lane in self._lanes.values():
-            lane.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -123,6 +120,7 @@ class NotificationService:
             metrics.ACCEPTED.labels("queued").inc(accepted.queued)
             metrics.ACCEPTED.labels("known").inc(accepted.known)
             metrics.ACCEPTED.labels("overflow").inc(accepted.refused)
+        failpoints.hit("notification.tasks_accepted")
         self._wake()
 
     async def _new(self, tasks: Sequence[tuple[int, PushTask, bytes]]) -> dict[int, list[NewTask]]:
@@ -151,7 +149,7 @@ class NotificationService:
         await self._devices.ensure()
 
     async def _watch(self) -> None:
-        while not self._closed:
+        while True:
             await asyncio.sleep(COMPARE_S)
             try:
                 await self.compare()
@@ -165,5 +163,5 @@ class NotificationService:
             lane.wake()
 
     def _lane_ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and not (self._closed and task.exception() is None):
+        if not task.cancelled():
             self._die("a lane of notifications ended", task.exception())

@@ -29,6 +29,7 @@ from qim_streams.notification.redis_devices import RedisPushDevices
 from qim_streams.notification.redis_queue import RedisTaskQueue
 from qim_streams.notification.registry import DEVICE_TOPIC, PushDevices
 from qim_streams.notification.restoring import WholeDevices
+from qim_streams.notification.results import RESULT_TOPIC, ResultLog
 from qim_streams.notification.sender import LaneBounds, ProviderLane
 from qim_streams.notification.service import TASK_TOPIC, NotificationService, Terms
 from qim_streams.notification.unserved import Unserved
@@ -143,8 +144,10 @@ class _NotificationRole:
         )
         queue = compose_queue(settings, redis)
         slots: set[int] = set()
-        lanes = self._lanes(queue, preparer, registry, slots)
-        letters = topics.load().resolve_for(settings)[DEAD_LETTER_TOPIC].partitions
+        resolved = topics.load().resolve_for(settings)
+        told = ResultLog(StreamAppender(self._app.log_producer), resolved[RESULT_TOPIC].partitions)
+        lanes = self._lanes(queue, preparer, registry, told, slots)
+        letters = resolved[DEAD_LETTER_TOPIC].partitions
         return NotificationService(
             queue,
             whole,
@@ -157,7 +160,12 @@ class _NotificationRole:
         )
 
     def _lanes(
-        self, queue: RedisTaskQueue, preparer: Preparer, registry: PushDevices, slots: set[int]
+        self,
+        queue: RedisTaskQueue,
+        preparer: Preparer,
+        registry: PushDevices,
+        told: ResultLog,
+        slots: set[int],
     ) -> list[ProviderLane]:
         settings = self._settings
         margin_s = 2 * settings.notification_timeout_s + CLAIM_MARGIN_S  # a request may be made twice
@@ -168,7 +176,7 @@ class _NotificationRole:
         every = list(self._providers)
         every += [Unserved(name) for name in PROVIDERS if name not in served]
         return [
-            ProviderLane(one, queue, preparer, registry, slots, bounds, now_ms, random.random)
+            ProviderLane(one, queue, preparer, registry, told, slots, bounds, now_ms, random.random)
             for one in every
         ]
 

@@ -11,6 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 from qim_streams.errors import ConfigError, InvariantViolation
+from qim_streams.notification.results import RESULT_TOPIC
 from qim_streams.roles.poison import PoisonLetters
 from qim_streams.runtime import give_way, now_ms, run_in_batches
 from qim_streams.settings import Settings, load_settings
@@ -24,7 +25,7 @@ from qim_streams.streaming.spec import AppSpec
 from qim_streams.streaming.web import add_standard_pages
 from qim_streams.webhooks.delivery import Reader, WebhookDelivery
 from qim_streams.webhooks.endpoints import Endpoint, load_webhooks
-from qim_streams.webhooks.events import membership_event, message_event, presence_event
+from qim_streams.webhooks.events import membership_event, message_event, presence_event, push_result_event
 from qim_streams.webhooks.http_poster import HttpPoster
 from qim_streams.webhooks.ports import Poster
 
@@ -32,6 +33,7 @@ SOURCES: dict[str, tuple[str, Reader]] = {
     "message.committed": ("qim.outbox.v1", message_event),
     "membership.changed": ("qim.membership.v1", membership_event),
     "presence.changed": ("qim.presence.v1", presence_event),
+    "push.result": (RESULT_TOPIC, push_result_event),
 }
 RETRY_DELAY_MAX_S = 15.0
 

@@ -96,6 +96,7 @@ class WebhookDelivery:
 
     async def handle(self, batch: LogBatch) -> None:
         """Deliver a batch. EndpointUnavailable: call again with the same batch."""
+        failpoints.hit("webhook.batch_read")
         await self._keep_quiet()
         taken = self._taken.setdefault(batch.partition, set())
         rows = self._rows(batch, taken)
@@ -104,6 +105,7 @@ class WebhookDelivery:
                 *(self._row(batch.partition, row, taken) for row in rows), return_exceptions=True
             )
             self._judge(batch.partition, outcomes)
+            failpoints.hit("webhook.batch_told")
         self._taken.pop(batch.partition, None)
         self._failing_since.pop(batch.partition, None)
 

@@ -5,7 +5,7 @@
         tenant: acme
         url: https://hooks.example.com/qim
         secret_file: /run/secrets/crm   # at least 32 characters; signs every request
-        events: [message.committed, membership.changed, presence.changed]
+        events: [message.committed, membership.changed, presence.changed, push.result]
     before_send:
       - tenant: acme
         url: https://moderation.example.com/check
@@ -38,7 +38,7 @@ from qim_streams.errors import ConfigError
 from qim_streams.ids import is_text_id
 from qim_streams.settings import SECRET_BYTES_MIN, read_secret
 
-EventName = Literal["message.committed", "membership.changed", "presence.changed"]
+EventName = Literal["message.committed", "membership.changed", "presence.changed", "push.result"]
 LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 FILE_BYTES_MAX = 1_000_000
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,31}$")]

@@ -3,7 +3,7 @@
 Every event has an `id` that is the same whenever it is told, a `type`, the tenant, and an `order_key`:
 events of equal key come in order. A body that is UTF-8 text is given as `body`, any other as `body_base64`.
 
-Spec: §3 (messages), §4 (membership), §6 (presence).
+Spec: §3 (messages), §4 (membership), §6 (presence, results of notifications).
 """
 
 import base64
@@ -14,6 +14,7 @@ from qim_streams.log_ports import LogRecord
 from qim_streams.membership.ports import Conversation
 from qim_streams.membership.rows import decode_log_row
 from qim_streams.mentions import mentions_of
+from qim_streams.notification.records import decode_result
 from qim_streams.operations.rules import operation_of
 from qim_streams.records import KIND_EDIT, KIND_RECALL, decode_message, decode_outbox, decode_presence
 
@@ -105,3 +106,30 @@ def presence_event(record: LogRecord) -> Event | None:
         what = f"{presence.connection_id:x}:{presence.session_epoch}"
     key = f"{tenant_id}\0{user_id}"
     return Event(f"{user_id}:{device_id}:{what}", "presence.changed", tenant_id, key, fields)
+
+
+def push_result_event(record: LogRecord) -> Event | None:
+    """The event of a record of the results' topic: what became of a notification; None for a tombstone;
+    RecordError.
+
+    One outcome of one notification is one event, however often it was written.
+    """
+    if record.value is None:
+        return None
+    result = decode_result(record.value)
+    notification_id = result.notification_id.hex()
+    fields: dict[str, Any] = {
+        "notification_id": notification_id,
+        "user_id": result.user_id,
+        "device_id": result.device_id,
+        "conversation_id": result.conversation_id,
+        "conversation_seq": result.conversation_seq,
+        "message_id": result.message_id.hex(),
+        "provider": result.provider,
+        "outcome": result.outcome,
+        "reason": result.reason,
+        "committed_at_ms": result.committed_at,
+        "at_ms": result.at,
+    }
+    key = f"{result.tenant_id}\0{result.user_id}"
+    return Event(f"{notification_id}:{result.outcome}", "push.result", result.tenant_id, key, fields)

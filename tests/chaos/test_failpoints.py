@@ -78,7 +78,19 @@ ELSEWHERE = {
             "settled",
         )
     },
-    "webhook.delivered": "tests/integration/webhooks/test_webhooks.py",
+    **dict.fromkeys(
+        (
+            "webhook.batch_read",
+            "webhook.delivered",
+            "webhook.batch_told",
+            "notification.tasks_accepted",
+            "notification.sends_begun",
+            "notification.answered",
+            "notification.results_appended",
+            "notification.settled",
+        ),
+        "tests/chaos/test_push_results.py",
+    ),
     **dict.fromkeys(
         (
             "takeover.lease_granted",
@@ -97,6 +109,8 @@ ELSEWHERE = {
             "mailbox.pages_sent",
             "gateway.shard_granted",
             "gateway.push_log_read",
+            "gateway.presence_noted",
+            "gateway.presence_appended",
             "rooms.mark_appended",
             "rooms.seq_assigned",
             "rooms.record_written",

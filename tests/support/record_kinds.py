@@ -28,9 +28,11 @@ from qim_streams.membership.ports import Conversation, Member
 from qim_streams.mentions import Mentions, decode_mentions
 from qim_streams.notification.records import (
     PushDevice,
+    PushResult,
     PushSettings,
     PushTask,
     decode_device,
+    decode_result,
     decode_settings,
     decode_task,
 )
@@ -156,6 +158,13 @@ KINDS: Final[dict[str, Kind]] = {
         PushDevice("acme", "ben", 194, "phone", "apns", "app", "token", 8, "gone"), decode_device
     ),
     "PushSettings": _of(PushSettings("acme", "ben", 1_320, 420, "Europe/Berlin", True, 8), decode_settings),
+    "PushResult": _of(
+        PushResult(
+            "acme", "ben", "phone", ID[::-1], ID, "team", 7, "apns", "dead", "Unregistered", SENT,
+            1_700_000_000_456,
+        ),
+        decode_result,
+    ),
     "Mentions": _of(Mentions(("ben", "cid"), True), decode_mentions),
     "OutboxPage": _of(OutboxPage(4_711, AT, 5, 2), decode_outbox_page),
     "Page": Kind(

@@ -54,6 +54,8 @@ POINTS: Final[Mapping[str, Point]] = {
     "mailbox.pages_sent": Point("mailbox", 5),
     "gateway.shard_granted": _start("gateway"),
     "gateway.push_log_read": _start("gateway"),
+    "gateway.presence_noted": Point("gateway", 3),
+    "gateway.presence_appended": Point("gateway", 3),
     "rooms.mark_appended": _start("rooms", 2),
     "rooms.seq_assigned": Point("rooms", 20),
     "rooms.record_written": Point("rooms", 20),

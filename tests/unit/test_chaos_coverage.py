@@ -36,8 +36,9 @@ def test_every_failpoint_is_armed_by_the_kill_tests() -> None:
 
 
 def test_the_matrix_strikes_every_point_of_a_stack_under_traffic() -> None:
-    """What is left to others: steps of an operation and of a role that a stack has only when asked for."""
-    others = {name for name in failpoints.NAMES if name.startswith(("shard.", "webhook."))}
+    """What is left to others: steps of an operation and of roles that a stack has only when asked for."""
+    asked_for = ("shard.", "webhook.", "notification.")
+    others = {name for name in failpoints.NAMES if name.startswith(asked_for)}
     assert strikes.POINTS.keys() == failpoints.NAMES - others
     assert all(one.before in {"", *failpoints.NAMES} for one in strikes.POINTS.values())
 

@@ -348,7 +348,8 @@ def used_failpoints() -> set[str]:
 
 
 FAILPOINT = re.compile(
-    r"(writer|relay|membership|fanout|takeover|mailbox|qsession|archiver|gateway|rooms|shard|webhook)\.[a-z_]+"
+    r"(writer|relay|membership|fanout|takeover|mailbox|qsession|archiver|gateway|rooms|shard|webhook|notification)"
+    r"\.[a-z_]+"
 )
 
 

@@ -1,4 +1,5 @@
-"""Webhooks over a real stack: an application that fails, a worker that is killed, a ruling before a send.
+"""Webhooks over a real stack: an application that fails, a worker that is killed, a ruling before a send; and
+results of notifications, from a provider that is here as well.
 
 Scenario H13 as far as endpoints go. Spec: §3, §11.
 """
@@ -11,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from aiohttp import web
 
 from qim_streams.embedded.ports import free_ports
 from qim_streams.errors import AdmissionRefused
+from qim_streams.notification.webhook import signature
 from qim_streams.stack.run import DEMO_TENANT
 from qim_streams.webhooks.signature import is_genuine
 from tests.integration.scenarios.conftest import Cast
@@ -40,12 +42,14 @@ class Application:
         self.away, self.failures, self.forged = False, 0, 0
         self.events: list[dict[str, Any]] = []
         self.asked: list[dict[str, Any]] = []
+        self.notified: Counter[tuple[str, str]] = Counter()  # (token, message) -> requests
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> None:
         app = web.Application()
         app.router.add_post("/events", self._take)
         app.router.add_post("/check", self._rule)
+        app.router.add_post("/push", self._notify)
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
@@ -79,6 +83,20 @@ class Application:
             return web.json_response({"action": "change", "body": asked["body"].replace("dull", "bright")})
         return web.json_response({"action": "allow"})
 
+    async def _notify(self, request: web.Request) -> web.Response:
+        """A provider of notifications: what a token begins with says what becomes of it."""
+        body = await request.read()
+        signed = f"v1={signature(SECRET.encode(), request.headers['x-qim-timestamp'], body)}"
+        self.forged += request.headers["x-qim-signature"] != signed
+        told = json.loads(body)
+        self.notified[told["token"], told["message_id"]] += 1
+        return web.Response(status={"dead": 410, "refused": 413}.get(told["token"].split("-")[0], 204))
+
+    def results(self, user_id: str) -> list[dict[str, Any]]:
+        """What was told of a user's notifications, each event once, in order."""
+        found = {one["id"]: one for one in self.events if one["type"] == "push.result"}
+        return [one for one in found.values() if one["user_id"] == user_id]
+
     def messages(self) -> list[dict[str, Any]]:
         return [one for one in self.events if one["type"] == "message.committed"]
 
@@ -100,7 +118,7 @@ endpoints:
     tenant: {DEMO_TENANT}
     url: http://127.0.0.1:{port}/events
     secret_file: {secret}
-    events: [message.committed, membership.changed, presence.changed]
+    events: [message.committed, membership.changed, presence.changed, push.result]
     batch_max: 8
     timeout_ms: 2000
 before_send:
@@ -109,14 +127,24 @@ before_send:
     left_out = [word for role in ("archiver", "qsession", "rooms") for word in ("--without", role)]
     latch = folder / "latch"
     latch.mkdir()
+    armed = (
+        "webhook.delivered:12:kill",  # taken by the application, not committed yet
+        "notification.tasks_accepted:1:kill",  # in the queue, not acknowledged yet: read again
+    )
     env = {
         "QIM_WEBHOOKS_FILE": str(file),
-        "QIM_FAILPOINT": "webhook.delivered:12:kill",  # taken by the application, not committed yet
+        "QIM_NOTIFICATION_PROVIDERS": "webhook",
+        "QIM_NOTIFICATION_GRACE_MS": "200",
+        "QIM_PUSH_WEBHOOK_URL": f"http://127.0.0.1:{port}/push",
+        "QIM_PUSH_WEBHOOK_SECRET_FILE": str(secret),
+        "QIM_FAILPOINT": ",".join(armed),
         "QIM_FAILPOINT_LATCH": str(latch),
     }
     with StackProcess(folder / "stack", *left_out, env=env) as running:
         yield running
-    assert (latch / "webhook.delivered.spent").exists(), "the worker was not killed at its point"
+    for point in armed:
+        name = point.split(":")[0]
+        assert (latch / f"{name}.spent").exists(), f"nobody was killed at {name}"
 
 
 @pytest.fixture
@@ -171,6 +199,53 @@ async def test_everything_is_told_in_order_past_failures_and_a_kill(
     types = {one["type"] for one in application.events}
     assert types == {"message.committed", "membership.changed", "presence.changed"}
     assert any(one["type"] == "presence.changed" and one["online"] for one in application.events)
+
+
+async def test_results_of_notifications_are_told(application: Application, cast: Cast) -> None:
+    """Sent, refused, dead: each notification has one request and one result, past a death of its role."""
+    ann, *others = cast.people("ann", "ben", "cid", "dee")
+    sender = await ann.online()
+    tokens = {}
+    for person, kind in zip(others, ("good", "dead", "refused"), strict=True):
+        device = await person.online()
+        tokens[person.user_id] = f"{kind}-{person.user_id}"
+        await device.push.register("webhook", tokens[person.user_id])
+        await device.close()
+
+    async def told_at_all() -> bool:
+        """Until none of them is taken for online any more."""
+        told = {token for token, _ in application.notified}
+        for user_id, token in tokens.items():
+            if token not in told:
+                await sender.send(b"are you away?", to_user_id=user_id)
+        return told == set(tokens.values())
+
+    await eventually(told_at_all, 60, "everybody to be away")
+    sent = {
+        user_id: [(await sender.send(b"hello", to_user_id=user_id)).message_id.hex() for _ in range(8)]
+        for user_id in tokens
+    }
+    good, dead, refused = tokens
+    for user_id, outcome in ((good, "sent"), (refused, "failed")):
+        wanted = {(message, outcome) for message in sent[user_id]}
+        await eventually(
+            lambda u=user_id, w=wanted: (
+                w <= {(r["message_id"], r["outcome"]) for r in application.results(u)}
+            ),
+            60,
+            f"results of {user_id}",
+        )
+        assert all(application.notified[tokens[user_id], message] == 1 for message in sent[user_id])
+        results = application.results(user_id)
+        assert len({one["message_id"] for one in results}) == len(results), "one result each"
+        assert [one["at_ms"] for one in results] == sorted(one["at_ms"] for one in results)
+    await eventually(lambda: application.results(dead), 60, "the dead token")
+    assert {(one["outcome"], one["reason"]) for one in application.results(dead)} == {("dead", "HTTP 410")}
+    assert {one["reason"] for one in application.results(refused)} == {"HTTP 413"}
+    assert sum(n for (token, _), n in application.notified.items() if token == tokens[dead]) == len(
+        application.results(dead)
+    )
+    assert application.forged == 0
 
 
 async def test_an_application_rules_before_a_message_is_committed(

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from qim_streams.errors import StoreUnavailable
-from qim_streams.log_ports import Poison
+from qim_streams.log_ports import Outgoing, Poison
 from qim_streams.mentions import NOBODY, Mentions
 from qim_streams.notification.ports import Answer, Notification, Result
 from qim_streams.notification.preparing import Preparer, Style
-from qim_streams.notification.records import PushDevice, PushTask
+from qim_streams.notification.records import PushDevice, PushResult, PushTask, decode_result
 from qim_streams.notification.registry import PushDevices
 from qim_streams.notification.restoring import WholeDevices
+from qim_streams.notification.results import ResultLog
 from qim_streams.notification.sender import LaneBounds, ProviderLane
 from qim_streams.notification.service import NotificationService, Terms
 from qim_streams.records import MessageRecord
@@ -107,6 +108,25 @@ class Letters:
         self.poison += poison
 
 
+class Told(KeptLog):
+    """The log of results; `down` makes it unavailable."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = False
+
+    async def append(self, records: Sequence[Outgoing]) -> list[int]:
+        """See `LogAppender.append`."""
+        if self.down:
+            raise StoreUnavailable("down")
+        return await super().append(records)
+
+    @property
+    def results(self) -> list[PushResult]:
+        """What was told, in order."""
+        return [decode_result(one.value or b"") for one in self.records]
+
+
 class NotificationWorld:
     """See the module text."""
 
@@ -116,6 +136,7 @@ class NotificationWorld:
         self.queue = MemoryTaskQueue(waiting_max=10_000, claim_ms=CLAIM_MS, kept_ms=2 * AGE_MAX_MS)
         self.providers = {name: ScriptedProvider(name) for name in PROVIDERS}
         self.letters = Letters()
+        self.told = Told()
         self.bounds = LaneBounds(in_flight_max, 25_000, repeat_unknown)
         self.registry = PushDevices(
             self.devices, self.log, providers=PROVIDERS, mailbox_shards=8, now_ms=lambda: self.now_ms
@@ -132,9 +153,12 @@ class NotificationWorld:
         preparer = Preparer(whole, self.messages, self.messages, self.messages, style, clock)
         slots: set[int] = set()
         lanes = [
-            ProviderLane(one, self.queue, preparer, self.registry, slots, self.bounds, clock, lambda: 0.5)
+            ProviderLane(
+                one, self.queue, preparer, self.registry, ResultLog(self.told, 4), slots, self.bounds, clock,
+                lambda: 0.5,
+            )
             for one in self.providers.values()
-        ]
+        ]  # fmt: skip
         self.lanes = lanes
         service = NotificationService(
             self.queue, whole, lanes, slots, self.letters, Terms(GRACE_MS, AGE_MAX_MS), clock, _fail

@@ -49,6 +49,7 @@ def test_the_declared_topics_are_valid_and_complete() -> None:
         "qim.push.v1": 4,
         "qim.push-task.v1": 4,
         "qim.push-device.v1": 4,
+        "qim.push-result.v1": 4,
         "qim.membership.v1": 2,
         "qim.room.v1": 4,
         "qim.dead-letter.v1": 1,

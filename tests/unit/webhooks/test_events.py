@@ -8,9 +8,10 @@ from qim_streams.errors import RecordError
 from qim_streams.membership.ports import Conversation, Member
 from qim_streams.membership.rows import head_row, member_row
 from qim_streams.mentions import mentions
+from qim_streams.notification.records import PushResult
 from qim_streams.operations.rules import RECALL_REVISION
 from qim_streams.records import MessageRecord, OutboxRecord, Presence, record_key
-from qim_streams.webhooks.events import membership_event, message_event, presence_event
+from qim_streams.webhooks.events import membership_event, message_event, presence_event, push_result_event
 
 ID = bytes(range(16))
 
@@ -102,3 +103,35 @@ def test_a_device_comes_and_goes() -> None:
     assert here.id != gone.id
     with pytest.raises(RecordError, match="the key is not"):
         presence_event(Record(9, b"ann", None))
+
+
+def test_what_became_of_a_notification() -> None:
+    """In order per user; one outcome of one notification is one event, however often it was written."""
+    result = PushResult(
+        "acme", "ben", "phone", b"n" * 16, ID, "room", 7, "apns", "dead", "Unregistered", 5, 9
+    )
+    event = push_result_event(Record(5, result.key, result.encode()))
+    assert event is not None
+    assert event.told() == {
+        "id": f"{(b'n' * 16).hex()}:dead",
+        "type": "push.result",
+        "tenant_id": "acme",
+        "notification_id": (b"n" * 16).hex(),
+        "user_id": "ben",
+        "device_id": "phone",
+        "conversation_id": "room",
+        "conversation_seq": 7,
+        "message_id": ID.hex(),
+        "provider": "apns",
+        "outcome": "dead",
+        "reason": "Unregistered",
+        "committed_at_ms": 5,
+        "at_ms": 9,
+    }
+    assert event.order_key == "acme\0ben"
+    again = push_result_event(Record(9, result.key, result._replace(at=10).encode()))
+    assert again is not None
+    assert again.id == event.id
+    assert push_result_event(Record(5, result.key, None)) is None
+    with pytest.raises(RecordError):
+        push_result_event(Record(5, result.key, b"nonsense"))
