@@ -95,18 +95,23 @@ class ProviderLane:
         self._done: list[Done] = []
         self._later: list[Later] = []
         self._results: list[PushResult] = []  # of those that are done, not in the log yet
-        self._turn = 0
+        self._turn, self._closed = 0, False
         self.name = provider.name
 
     def wake(self) -> None:
         """Tasks were accepted, or slots came."""
         self._wake.set()
 
+    def close(self) -> None:
+        """Take nothing more: `run` ends, also where its cancellation is lost in a driver on the way."""
+        self._closed = True
+        self._wake.set()
+
     async def run(self) -> None:
-        """Take and send, for ever. A store that does not answer is asked again."""
+        """Take and send until `close`. A store that does not answer is asked again."""
         settling = asyncio.create_task(self._settle_for_ever(), name=f"notification-settle-{self.name}")
         try:
-            while True:
+            while not self._closed:
                 try:
                     rest_s = await self._work()
                 except StoreError as error:

@@ -57,6 +57,7 @@ class NotificationService:
         self._lanes = {lane.name: lane for lane in lanes}
         self._slots, self._terms, self._now_ms, self._die = slots, terms, now_ms, die
         self._tasks: list[asyncio.Task[None]] = []
+        self._closed = False
         self._at: dict[int, int] = {}  # the position of each slot as it stands in the queue
 
     async def open(self) -> None:
@@ -70,6 +71,9 @@ class NotificationService:
 
     async def close(self) -> None:
         """Wait a moment for what is under way; the rest is taken up by whoever comes next."""
+        self._closed = True
+        for lane in self._lanes.values():
+            lane.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -149,7 +153,7 @@ class NotificationService:
         await self._devices.ensure()
 
     async def _watch(self) -> None:
-        while True:
+        while not self._closed:
             await asyncio.sleep(COMPARE_S)
             try:
                 await self.compare()
@@ -163,5 +167,5 @@ class NotificationService:
             lane.wake()
 
     def _lane_ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled():
+        if not task.cancelled() and not (self._closed and task.exception() is None):
             self._die("a lane of notifications ended", task.exception())
