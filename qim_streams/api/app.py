@@ -20,6 +20,7 @@ from qim_streams.api.health import health_routes
 from qim_streams.api.messages import message_routes
 from qim_streams.api.models import FailureAnswer
 from qim_streams.api.ports import ApiDeps
+from qim_streams.api.presence import presence_routes
 from qim_streams.api.push import push_routes
 from qim_streams.api.rooms import room_routes
 from qim_streams.api.tenants import tenant_routes
@@ -27,8 +28,9 @@ from qim_streams.api.tokens import token_routes
 
 TITLE = "Q-IM streams admin API"
 DESCRIPTION = (
-    "Groups, direct chats, access tokens, rules of tenants, conversation heads and message traces. Every "
-    "route below /v1 needs the admin key. Every error has the form "
+    "Groups, direct chats, chat rooms, presence, devices and quiet hours of notifications, access tokens, "
+    "rules of tenants, conversation heads and message traces. Every route below /v1 needs the admin key. "
+    "Every error has the form "
     "{code, name, temporary, detail, field, retry_after_ms}; repeating a change whose outcome is not known "
     "is safe."
 )
@@ -63,6 +65,7 @@ def build_routes(deps: ApiDeps, gate: Gatekeeper | None = None) -> FastAPI:
         message_routes(deps.trace),
         token_routes(deps.mint),
         tenant_routes(deps.rules),
+        *([] if deps.presence is None else [presence_routes(deps.presence)]),
         *([] if deps.rooms is None else [room_routes(deps.rooms)]),
         *([] if deps.push is None else [push_routes(deps.push)]),
         *([] if deps.console is None else console_routes(deps.console)),

@@ -9,10 +9,12 @@ from typing import Protocol
 
 from qim_streams.admin.audit import AuditLog
 from qim_streams.admin.keys import AdminKeys
+from qim_streams.console.directory import DeviceRow
 from qim_streams.console.services import ConsoleDeps
 from qim_streams.membership.commands import GroupCommand, GroupState
 from qim_streams.membership.ports import Conversation
 from qim_streams.notification.records import PushDevice, PushSettings
+from qim_streams.presence.book import Seen
 from qim_streams.quotas.ports import RulesStore
 from qim_streams.rooms.commands import RoomAct, RoomCreate, RoomJoin, RoomView
 from qim_streams.trace.model import MessageTrace
@@ -60,6 +62,13 @@ class PushAdmin(Protocol):
 
     async def change_settings(self, settings: PushSettings) -> PushSettings:
         """Keep settings."""
+
+
+class PresenceAdmin(Protocol):
+    """How users are seen. StoreError: ask again."""
+
+    async def look(self, tenant_id: str, user_id: str) -> tuple[Seen, list[DeviceRow]] | None:
+        """A user as others see him, and his devices, the one last seen first; None: nobody has that id."""
 
 
 class RoomAdmin(Protocol):
@@ -110,6 +119,7 @@ class ApiDeps:
     probes: Mapping[str, Probe]
     admins: AdminKeys | None = None  # None: `api_key` alone
     audit: AuditLog | None = None
+    presence: PresenceAdmin | None = None
     rooms: RoomAdmin | None = None
     push: PushAdmin | None = None
     console: ConsoleDeps | None = None

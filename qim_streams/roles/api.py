@@ -28,6 +28,7 @@ from qim_streams.ownership.redis_leases import RedisLeaseStore
 from qim_streams.quotas.redis_quotas import RedisTenantRules
 from qim_streams.redis_tier import RedisClient, connect, translated
 from qim_streams.roles.console import console
+from qim_streams.roles.presence import OperatorsPresence
 from qim_streams.roles.push_admin import operators_push
 from qim_streams.roles.room_admin import LinkedRooms
 from qim_streams.roles.session_lists import compose_entering
@@ -110,6 +111,7 @@ def _deps(
         trace=partial(_trace, trace),
         mint=_mint(settings),
         rules=RedisTenantRules(redis),
+        presence=OperatorsPresence(redis),
         rooms=rooms,
         probes={"redis": partial(_ask_redis, redis), "log": partial(_ask_log, trace)},
     )

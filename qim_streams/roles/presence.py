@@ -1,16 +1,19 @@
-"""Presence as users see it put together on the real stores, for the gateway.
+"""Presence as users see it put together on the real stores, for the gateway and the admin API.
 
 Spec: §6.
 """
 
 from typing import Final
 
+from qim_streams.console.directory import DeviceRow
+from qim_streams.console.redis_index import RedisUserIndex
 from qim_streams.gateway.presence_watch import PresenceWatches
 from qim_streams.gateway.signals import SignalBus
-from qim_streams.presence.book import REFRESHES_MISSED
+from qim_streams.presence.book import REFRESHES_MISSED, Seen
 from qim_streams.presence.redis_book import RedisPresenceBook
 from qim_streams.redis_tier import RedisClient
 from qim_streams.runtime import now_ms
+from qim_streams.sessions.ports import SessionUser
 from qim_streams.sessions.receipts import MemberPages
 from qim_streams.settings import Settings
 
@@ -31,3 +34,18 @@ def compose_watches(
         collect_s=COLLECT_S,
         look_again_s=refresh_s,
     )
+
+
+class OperatorsPresence:
+    """`api.ports.PresenceAdmin` on Redis."""
+
+    def __init__(self, redis: RedisClient) -> None:
+        self._users, self._book = RedisUserIndex(redis), RedisPresenceBook(redis)
+
+    async def look(self, tenant_id: str, user_id: str) -> tuple[Seen, list[DeviceRow]] | None:
+        """See the port."""
+        ordinal = await self._users.ordinal(tenant_id, user_id)
+        if ordinal is None:
+            return None
+        (seen,) = await self._book.seen([SessionUser(tenant_id, user_id, ordinal)], now_ms())
+        return seen, await self._users.devices(tenant_id, user_id)
