@@ -23,7 +23,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	  || { echo "Python's venv module is missing: apt-get install python3-venv"; exit 1; }
 	@echo "setting up $(VENV) (first time: about a minute) ..."
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[embedded,cassandra,bench,dev]'
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[embedded,cassandra,bench,otel,docs,dev]'
 	@touch $@
 
 env: $(VENV)/.ready ## make the Python environment

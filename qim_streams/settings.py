@@ -18,6 +18,7 @@ from qim_streams.errors import ConfigError
 from qim_streams.kafka_access import KafkaAccess
 from qim_streams.settings_notification import NotificationSettings
 from qim_streams.settings_security import SecuritySettings
+from qim_streams.settings_tracing import TracingSettings
 
 SECRET_BYTES_MIN = 32
 SECRET_FILE_BYTES_MAX = 4_096
@@ -40,7 +41,7 @@ def _setting(default: Any, section: str, description: str, **bounds: Any) -> Any
     return Field(default=default, description=description, json_schema_extra={"section": section}, **bounds)
 
 
-class Settings(NotificationSettings, SecuritySettings):
+class Settings(NotificationSettings, SecuritySettings, TracingSettings):
     """The settings of every role; a role reads the ones of its section."""
 
     model_config = SettingsConfigDict(env_prefix="QIM_", extra="ignore", frozen=True)

@@ -38,6 +38,9 @@ from qim_streams.errors import InvariantViolation
 from qim_streams.log_ports import LogBatch, LogRecord, Poison, PoisonSink
 from qim_streams.lru import LruMap
 from qim_streams.ownership.log_fence import stretches
+from qim_streams.records import decode_message
+from qim_streams.spans.rules import Stage
+from qim_streams.spans.service import MessageSpans
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +58,10 @@ class HistoryArchiver:
         *,
         now_ms: Callable[[], int],
         on_covered: Callable[[int, Iterable[ArchivedMessage]], None] = lambda partition, messages: None,
+        spans: MessageSpans | None = None,
     ) -> None:
         """`on_covered` gets the partition and the messages of each batch once its watermark is published."""
+        self._spans = spans
         self._topic, self._archive, self._poison, self._now_ms = outbox_topic, archive, poison, now_ms
         self._on_covered = on_covered
         self._covered: dict[int, int] = {}
@@ -92,6 +97,7 @@ class HistoryArchiver:
             await self._archive_stretch(partition, batch.records[one.start : one.end], one.fence)
 
     async def _archive_stretch(self, partition: int, records: Sequence[LogRecord], fence: int) -> None:
+        began_ns = 0 if self._spans is None else self._spans.now_ns()
         reading = read_batch(records, fence)
         doubtful = self._doubtful(partition, reading.messages.values())
         asked = list(dict.fromkeys([*doubtful, *targets_elsewhere(reading)]))
@@ -106,6 +112,10 @@ class HistoryArchiver:
         last = records[-1].offset
         await self._archive.store(partition, fresh, last)
         failpoints.hit("archiver.watermark_published")
+        if self._spans is not None:
+            own = (one for one in fresh if not one.revision)  # what it edits has had its span long ago
+            kept = ((one.tenant_id, decode_message(one.record).message_id) for one in own)
+            self._spans.note(Stage.ARCHIVE, began_ns, kept, outbox_partition=partition)
         self._covered[partition] = last
         self._in_doubt.discard(partition)
         self._remember(reading.messages.values())

@@ -45,10 +45,11 @@ from qim_streams.commit.ports import (
     CommitStatus,
     DirectChat,
 )
-from qim_streams.commit.requests import chat_of, commit_request
+from qim_streams.commit.requests import chat_of, commit_request, numbered
 from qim_streams.commit.revisions import Revisions
 from qim_streams.errors import FencedError, InvariantViolation, Outcome, StoreError, StoreUnavailable
 from qim_streams.hlc import ClockDriftError
+from qim_streams.spans.rules import Stage
 
 log = logging.getLogger(__name__)
 
@@ -284,7 +285,9 @@ class PartitionLane:
                 raise
             else:
                 metrics.GROUP.observe(len(jobs))
-                metrics.COMMIT_SECONDS.observe(self._s.monotonic() - started_s)
+                metrics.COMMIT_SECONDS.observe(took_s := self._s.monotonic() - started_s)
+                if (spans := self._s.spans) is not None:
+                    spans.note(Stage.COMMIT, spans.ago(took_s), numbered(requests, results), group=len(jobs))
                 return results
             if self._revoked:
                 self._answer_all(jobs, UNKNOWN)

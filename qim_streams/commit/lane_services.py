@@ -16,6 +16,7 @@ from qim_streams.commit.relay import OutboxRelay
 from qim_streams.commit.repair import OutboxRepair
 from qim_streams.commit.requests import Windows
 from qim_streams.commit.snapshots import MemberSnapshots
+from qim_streams.spans.service import MessageSpans
 
 
 class Seats(Protocol):
@@ -61,6 +62,7 @@ class LaneServices:
     """What lanes of one process share. `on_doubt` does not return.
 
     `raise_epoch`: a log that knows a higher epoch than the lease store gave us; StoreUnavailable: call again.
+    `spans`: None while nothing is traced.
     """
 
     store: ConversationStore
@@ -81,6 +83,7 @@ class LaneServices:
     raise_epoch: RaiseEpoch
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     monotonic: Callable[[], float] = time.monotonic
+    spans: MessageSpans | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from qim_streams.commit.relay import hand_over
 from qim_streams.commit.rules import record_of
 from qim_streams.errors import FencedError
 from qim_streams.records import OutboxRecord, record_key
+from qim_streams.spans.rules import Stage
 
 ARRIVAL_POLL_S = 0.02
 
@@ -153,7 +154,10 @@ class OutboxTail:
             self._s.on_doubt(f"{len(new)} Outbox records were not acknowledged", error)
         try:
             failpoints.hit("writer.produce_acked")
-            metrics.APPEND_SECONDS.observe(self._s.monotonic() - started_s)
+            metrics.APPEND_SECONDS.observe(took_s := self._s.monotonic() - started_s)
+            if (spans := self._s.spans) is not None:
+                appended_now = [(one.tenant_id, result.message_id) for one, result in new]
+                spans.note(Stage.APPEND, spans.ago(took_s), appended_now, outbox_partition=self._partition)
             self._offset = max(self._offset, *appended.result())
             for _, result in new:
                 outcome = committed(result)

@@ -3,10 +3,11 @@
 Spec: §3.
 """
 
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from qim_streams.commit.outcome import SendRequest
-from qim_streams.commit.ports import CommitRequest, DirectChat
+from qim_streams.commit.ports import CommitRequest, CommitResult, DirectChat
 from qim_streams.commit.rules import payload_digest
 from qim_streams.mentions import EVERYBODY
 from qim_streams.operations.rules import NO_REVISION, OPERATORS_DEVICE, RECORDED_AS, STATE_OF, operation_tail
@@ -72,3 +73,12 @@ def chat_of(request: SendRequest) -> DirectChat:
         request.sender_ordinal,
         request.to_user_id or "",
     )
+
+
+def numbered(
+    requests: Sequence[CommitRequest], results: Sequence[CommitResult]
+) -> Iterator[tuple[str, bytes]]:
+    """Tenant and message_id of each message that this call, or one before it of unknown outcome, numbered."""
+    for request, result in zip(requests, results, strict=True):
+        if result.message_id == request.message_id:  # else it names another one, or none
+            yield request.tenant_id, result.message_id

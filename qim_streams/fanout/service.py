@@ -35,6 +35,8 @@ from qim_streams.log_ports import LogAppender, LogBatch, Outgoing, Poison, Poiso
 from qim_streams.ownership.log_fence import BARRIER_KEY, NO_FENCE, barrier_epoch
 from qim_streams.sharding.follower import Mappings
 from qim_streams.sharding.targets import OutboxVersions, spread, version_at
+from qim_streams.spans.rules import Stage
+from qim_streams.spans.service import MessageSpans
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +67,9 @@ class FanoutCoordinator:
         poison: PoisonSink,
         now_ms: Callable[[], int],
         mappings: Mappings | None = None,
+        spans: MessageSpans | None = None,
     ) -> None:
+        self._spans = spans
         self._mapped = OutboxVersions(mappings or Mappings(mailbox_shards))
         self._outbox_topic, self._dispatch_topic = outbox_topic, dispatch_topic
         self._outbox_partitions, self._mailbox_shards = outbox_partitions, mailbox_shards
@@ -87,6 +91,7 @@ class FanoutCoordinator:
     async def handle(self, batches: Sequence[LogBatch]) -> None:
         """Make the dispatches of `batches`, one per partition, durable (see the module text)."""
         failpoints.hit("fanout.outbox_polled")
+        began_ns = 0 if self._spans is None else self._spans.now_ns()
         messages: list[OutboxMessage] = []
         poison: list[Poison] = []
         fences = {batch.partition: self._decode(batch, messages, poison) for batch in batches}
@@ -111,6 +116,9 @@ class FanoutCoordinator:
         if poison:
             await self._bury(poison)
         count = await self._append(self._outgoing(planned))
+        if self._spans is not None:
+            done = [(one.message.tenant_id, one.message.message_id) for one, _, _ in planned]
+            self._spans.note(Stage.FANOUT, began_ns, done, batch=len(planned))
         failpoints.hit("fanout.all_appended")
         self._recent.remember([one for one, _, _ in planned])
         for batch in batches:

@@ -28,6 +28,7 @@ from qim_streams.placement import mailbox_shard
 from qim_streams.readiness import Readiness
 from qim_streams.settings import Settings
 from qim_streams.sharding.follower import Mappings
+from qim_streams.spans.service import MessageSpans
 from qim_streams.sync.pull import PullService
 from qim_streams.sync.service import SyncService
 
@@ -64,6 +65,7 @@ class Services:
     watches: Watches = field(default_factory=NoWatches)
     rooms: Rooms = field(default_factory=NoRooms)
     mappings: Mappings | None = None  # None: shards are never split
+    spans: MessageSpans | None = None  # None: nothing is traced
     draining: bool = False
     syncing: int = 0  # sessions between AUTH_OK and ONLINE_READY
     turns: Turns = field(default_factory=lambda: Turns(Crowd(time.monotonic)))

@@ -5,8 +5,11 @@ in the lag of its partition (``streaming.lag``).
 """
 
 import contextlib
+from collections.abc import Sequence
 
 from prometheus_client import Counter, Gauge, Histogram
+
+from qim_streams.mailbox.intake import Kind, Taken
 
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 120.0)
 
@@ -46,3 +49,16 @@ def forget(shard: int) -> None:
     """The shard is somebody else's now: two workers must not both report W."""
     with contextlib.suppress(KeyError):  # never reported
         WATERMARK.remove(str(shard))
+
+
+def count(taken: Sequence[Taken], now_ms: int, *, with_age: bool) -> None:
+    """Count a batch by kinds; `with_age`: W covers it, so it is told how old its oldest new record was."""
+    kinds = [one.kind for one in taken]
+    for kind in Kind:
+        found = kinds.count(kind)
+        if found:
+            RECORDS.labels(kind.value).inc(found)
+    new = Kind.NEW
+    ages = [one.dispatch.committed_at for one in taken if one.kind is new and one.dispatch is not None]
+    if ages and with_age:
+        MAILBOXED.observe(max(0.0, (now_ms - min(ages)) / 1000))

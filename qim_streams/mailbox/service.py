@@ -51,10 +51,12 @@ from qim_streams.mailbox.ports import MailboxStore
 from qim_streams.mailbox.progress import DispatchProgress
 from qim_streams.mailbox.shards import Shard, ShardLeases
 from qim_streams.mailbox.slices import Slices, SliceTerms
+from qim_streams.mailbox.spans import tell
 from qim_streams.mailbox.tail import NoTail, Tail
 from qim_streams.mailbox.watermark import Marks
 from qim_streams.mailbox.writer import EntryWriter
 from qim_streams.push.ports import Pusher
+from qim_streams.spans.service import MessageSpans
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +99,9 @@ class MailboxMaterialiser:
         slicing: SliceTerms | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         tail: Tail | None = None,
+        spans: MessageSpans | None = None,
     ) -> None:
+        self._spans = spans
         self._topic, self._store, self._leases = topic, store, leases
         self._tail = tail or NoTail()
         self._progress, self._floors, self._members = progress, floors, members
@@ -115,6 +119,7 @@ class MailboxMaterialiser:
             now_ms=now_ms,
             die=leases.die,
             monotonic=monotonic,
+            spans=spans,
         )
 
     # -- a shard comes and goes
@@ -210,14 +215,16 @@ class MailboxMaterialiser:
                 await self._give_up(one.shard, one.taken)
             opened: dict[int, OpenLanes] = {}
             await all_of([self._write(one, opened) for one in found])
-            even = [(one.shard, one.records) for one in found if one.shard.shard not in opened]
-            await self._pusher.push(even)
+            even = [one for one in found if one.shard.shard not in opened]
+            if self._spans is not None:
+                tell(self._spans, [(one.shard, one.taken) for one in even], self._monotonic())
+            await self._pusher.push([(one.shard, one.records) for one in even])
             for one in found:
                 if one.shard.shard in opened:
                     await self.slices.follow(one.shard, opened[one.shard.shard])
             failpoints.hit("mailbox.pushed")
             for one in found:
-                self._note(one)
+                self._note(one, opened.get(one.shard.shard))
                 metrics.WATERMARK.labels(str(one.shard.shard)).set(one.shard.coverage)
                 if one.shard.shard not in opened:
                     self._tail.feed(one.shard.shard, one.records)
@@ -355,7 +362,7 @@ class MailboxMaterialiser:
             self._floors.write(shard.shard, tabled, shard.epoch, now_ms)
             shard.tabled = tabled
 
-    def _note(self, work: _Work, lanes: OpenLanes | None = None) -> None:
+    def _note(self, work: _Work, lanes: OpenLanes | None) -> None:
         shard, taken = work.shard, work.taken
         rows = [
             _new(DoneDispatch, (one.offset, one.dispatch.dispatch_id, one.digest))
@@ -366,7 +373,8 @@ class MailboxMaterialiser:
         # Nothing was read before the first record of all, wherever the shard's positions begin.
         first = work.batch.previous_offset + 1 or taken[0].offset
         self._progress.note(shard.shard, first, shard.noted_through, rows)
-        _count(taken, self._now_ms(), lanes)
+        # While lanes stand apart, each record is told of MAILBOXED when its last lane has it (``slices``).
+        metrics.count(taken, self._now_ms(), with_age=lanes is None)
 
 
 def _addressed(
@@ -387,14 +395,3 @@ def _addressed(
         judged.append(one)
         records.append(_new(Addressed, (offset, dispatch, members)))
     return judged, records
-
-
-def _count(taken: Sequence[Taken], now_ms: int, lanes: OpenLanes | None) -> None:
-    kinds = [one.kind for one in taken]
-    for kind in Kind:
-        count = kinds.count(kind)
-        if count:
-            metrics.RECORDS.labels(kind.value).inc(count)
-    ages = [one.dispatch.committed_at for one in taken if one.kind is _NEW and one.dispatch is not None]
-    if ages and lanes is None:  # else each is counted when its last lane has it
-        metrics.MAILBOXED.observe(max(0.0, (now_ms - min(ages)) / 1000))

@@ -31,9 +31,11 @@ from qim_streams.mailbox import metrics
 from qim_streams.mailbox import watermark as rule
 from qim_streams.mailbox.open_lanes import OpenLanes
 from qim_streams.mailbox.shards import Die, Shard
+from qim_streams.mailbox.spans import tell_completed
 from qim_streams.mailbox.tail import Tail
 from qim_streams.mailbox.writer import EntryWriter
 from qim_streams.push.ports import Pusher
+from qim_streams.spans.service import MessageSpans
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +65,9 @@ class Slices:
         now_ms: Callable[[], int],
         die: Die,
         monotonic: Callable[[], float] = time.monotonic,
+        spans: MessageSpans | None = None,
     ) -> None:
+        self._spans = spans
         self._writer, self._pusher, self._tail = writer, pusher, tail
         self._size_max, self._wait_s = size_max, wait_s
         self._now_ms, self._die, self._monotonic = now_ms, die, monotonic
@@ -228,14 +232,16 @@ class Slices:
             fed = lanes.feed()
             if fed:
                 self._tail.feed(shard.shard, fed)
-            self._count(lanes)
+            self._count(shard, lanes)
             if lanes.is_even and shard.open is lanes and not shard.writing.locked():
                 self._close(shard, lanes)
 
-    def _count(self, lanes: OpenLanes) -> None:
+    def _count(self, shard: Shard, lanes: OpenLanes) -> None:
         now_ms = self._now_ms()
         for one in lanes.take_completed():
             metrics.MAILBOXED.observe(max(0.0, (now_ms - one.dispatch.committed_at) / 1000))
+            if self._spans is not None:
+                tell_completed(self._spans, shard, one, self._monotonic())
 
     def _close(self, shard: Shard, lanes: OpenLanes) -> None:
         shard.coverage = lanes.known

@@ -32,6 +32,8 @@ from qim_streams.push.offline import OfflineTasks
 from qim_streams.push.ports import Follower
 from qim_streams.push.presence import Device, DeviceBudget, EpochTable, OnlineDevices
 from qim_streams.records import PushBatch
+from qim_streams.spans.rules import Place, Stage
+from qim_streams.spans.service import MessageSpans
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +56,9 @@ class PushStage:
         follower: Follower,
         die: Die,
         offline: OfflineTasks | None = None,
+        spans: MessageSpans | None = None,
     ) -> None:
+        self._spans = spans
         self._topic, self._connection_shards = topic, connection_shards
         self._log, self._bodies, self._leases, self._die = log_appender, bodies, leases, die
         self._follower, self._offline = follower, offline
@@ -157,6 +161,7 @@ class PushStage:
         dispatches = [one.dispatch for _, parts in found for part in parts.values() for one in part]
         if not dispatches:
             return
+        began_ns = 0 if self._spans is None else self._spans.now_ns()
         try:
             bodies = await self._bodies.load(dispatches)
             await self._append(
@@ -168,6 +173,11 @@ class PushStage:
             for shard, through in before.values():
                 shard.pushed_through = through
             raise
+        if self._spans is not None:
+            for shard, parts in found:
+                told = (one.dispatch for part in parts.values() for one in part)
+                pushed = ((one.tenant_id, one.message_id) for one in told if one.message_id in bodies)
+                self._spans.note(Stage.PUSH, began_ns, pushed, Place(shard.shard))
 
     async def _append(self, batches: Iterable[tuple[int, PushBatch]]) -> None:
         outgoing = []

@@ -33,6 +33,7 @@ from qim_streams.redis_tier import RedisClient, connect
 from qim_streams.roles.health import watch_redis
 from qim_streams.roles.poison import PoisonLetters
 from qim_streams.roles.session_lists import compose_keeper
+from qim_streams.roles.spans import compose_spans
 from qim_streams.runtime import give_way, now_ms, run_in_batches
 from qim_streams.script_pipe import ScriptPipe
 from qim_streams.settings import Settings, load_settings
@@ -68,12 +69,15 @@ class _ArchiverRole:
         self._trimmer: HotTierTrimmer | None = None
         self._service: HistoryArchiver | None = None
         self._keeping: asyncio.Task[None] | None = None
+        self._spans = compose_spans(settings, "archiver")
 
     async def open(self) -> None:
         """Take the archive; ConfigError when it is in use or not available."""
         give_way()  # nobody waits for ARCHIVED
         run_in_batches()
         settings = self._settings
+        if self._spans is not None:
+            await self._spans.start()
         self._archive = await open_archive(settings)
         self._redis = connect(settings)
         self._trimmer = HotTierTrimmer(
@@ -84,7 +88,12 @@ class _ArchiverRole:
             die=die,
         )
         self._service = HistoryArchiver(
-            OUTBOX_TOPIC, self._archive, self._poison, now_ms=now_ms, on_covered=self._trimmer.note
+            OUTBOX_TOPIC,
+            self._archive,
+            self._poison,
+            now_ms=now_ms,
+            on_covered=self._trimmer.note,
+            spans=self._spans,
         )
         self._trimmer.start()
         ordinals = RedisOrdinalDirectory(self._redis, ScriptPipe(self._redis), cache_max=0)
@@ -108,6 +117,8 @@ class _ArchiverRole:
             await self._redis.aclose()
         if self._archive is not None:
             await self._archive.close()
+        if self._spans is not None:
+            await self._spans.close()
 
     @property
     def service(self) -> HistoryArchiver:

@@ -15,6 +15,7 @@ from qim_streams.roles.health import watch_redis
 from qim_streams.roles.hot_tier import kept_intervals
 from qim_streams.roles.log import StreamAppender
 from qim_streams.roles.poison import PoisonLetters
+from qim_streams.roles.spans import compose_spans
 from qim_streams.roles.tracing import partition_of
 from qim_streams.runtime import now_ms, run_in_batches, settle_garbage_collection
 from qim_streams.settings import Settings, load_settings
@@ -53,6 +54,7 @@ def build_fanout(settings: Settings | None = None) -> FanoutWorker:
     redis = connect(settings)
     place = partial(partition_of, settings.outbox_partitions)
     mapping_log = KafkaMappingLog(settings.kafka)
+    spans = compose_spans(settings, "fanout")
     service = FanoutCoordinator(
         OUTBOX_TOPIC,
         DISPATCH_TOPIC,
@@ -68,17 +70,22 @@ def build_fanout(settings: Settings | None = None) -> FanoutWorker:
         ),
         now_ms=now_ms,
         mappings=Mappings(settings.mailbox_shards, mapping_log),
+        spans=spans,
     )
 
     async def opened() -> None:
         settle_garbage_collection()
         run_in_batches()
+        if spans is not None:
+            await spans.start()
         async with translated():
             await redis.ping()
 
     async def closed() -> None:
         await mapping_log.close()
         await redis.aclose()
+        if spans is not None:
+            await spans.close()
 
     app.add_resource(opened, closed)
     lanes = app.add_source(

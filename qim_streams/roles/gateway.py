@@ -45,6 +45,7 @@ from qim_streams.gateway.registry import Registry
 from qim_streams.gateway.server import PATH, GatewayServer, door_bounds
 from qim_streams.gateway.services import PULLS_AT_ONCE_MAX, Services
 from qim_streams.gateway.shard import ConnectionShard
+from qim_streams.gateway.spans import Deliver, SpannedDeliveries, SpannedWriters
 from qim_streams.gateway.sweeper import Sweeper
 from qim_streams.gateway.tokens import TokenVerifier
 from qim_streams.gateway.unpushed import Unpushed
@@ -71,6 +72,7 @@ from qim_streams.roles.published_keys import token_keys
 from qim_streams.roles.push_admin import compose_push_devices
 from qim_streams.roles.serving import check_topics_of
 from qim_streams.roles.session_lists import compose_lists
+from qim_streams.roles.spans import compose_spans
 from qim_streams.runtime import now_ms
 from qim_streams.script_pipe import ScriptPipe
 from qim_streams.settings import Settings
@@ -131,6 +133,11 @@ async def run_gateway(settings: Settings, stop: asyncio.Event, metrics: Collecto
         await rooms.start()
         opened.push_async_callback(rooms.close)
         services.readiness.add(hot_tier.reasons)
+        services.spans = spans = compose_spans(settings, "gateway")
+        if spans is not None:
+            await spans.start()
+            opened.push_async_callback(spans.close)
+            services.writers = SpannedWriters(services.writers, spans)
         _follow_issuer(services, opened)
         metrics.register(services.counters)
         opened.callback(metrics.unregister, services.counters)
@@ -266,7 +273,7 @@ async def serve(
         settings.kafka,
         PUSH_TOPIC,
         leases.name,
-        deliver=Deliveries(services).deliver,
+        deliver=_deliver(services, leases.name),
         on_gap=lambda: shard.repair(),
         counters=services.counters,
     )
@@ -302,6 +309,11 @@ async def serve(
         await reader.stop()
     await keeper.close()
     await server.close()
+
+
+def _deliver(services: Services, gateway: str) -> Deliver:
+    deliver = Deliveries(services).deliver
+    return deliver if services.spans is None else SpannedDeliveries(deliver, services.spans, gateway)
 
 
 @contextlib.asynccontextmanager

@@ -44,6 +44,7 @@ from qim_streams.roles.log import StreamAppender
 from qim_streams.roles.offline import compose_offline
 from qim_streams.roles.poison import PoisonLetters
 from qim_streams.roles.session_tail import compose_tail
+from qim_streams.roles.spans import compose_spans
 from qim_streams.roles.tracing import partition_of
 from qim_streams.runtime import now_ms, run_in_batches, settle_garbage_collection
 from qim_streams.script_pipe import ScriptPipe
@@ -98,12 +99,15 @@ class _MailboxRole:
         self._mapping_log = KafkaMappingLog(settings.kafka)
         self.mappings = Mappings(settings.mailbox_shards, self._mapping_log)
         self._tail: TailCompactor | None = None
+        self._spans = compose_spans(settings, "mailbox")
 
     async def open(self) -> None:
         """Take the boot number and connect; ConfigError when the name is in use."""
         settings = self._settings
         settle_garbage_collection()
         run_in_batches()
+        if self._spans is not None:
+            await self._spans.start()
         self._boot = Boot.take(settings.state_dir, self._name)
         self._redis = connect(settings)
         self._archive = open_archive_reader(settings)
@@ -134,6 +138,7 @@ class _MailboxRole:
             follower=PresenceFollower(settings.kafka, PRESENCE_TOPIC, f"{self._name}-presence"),
             die=die,
             offline=compose_offline(settings, self._app.log_producer, self._name, self.mappings),
+            spans=self._spans,
         )
         members = MemberBitmaps(
             RedisMembershipReader(self._redis, place),
@@ -159,12 +164,9 @@ class _MailboxRole:
             log_begin=shifted_offset(self.mappings, self._log_begin),
             now_ms=now_ms,
             entries_max=settings.mailbox_writebatch_max_entries,
-            slicing=SliceTerms(
-                settings.mailbox_large_record_entries,
-                settings.mailbox_slice_entries,
-                settings.mailbox_slice_wait_ms / 1000,
-            ),
+            slicing=slice_terms(settings),
             tail=self._tail,
+            spans=self._spans,
         )
         await self._watch_lanes(leases, shards, store)
         self._trimmer.start()
@@ -215,6 +217,8 @@ class _MailboxRole:
         await self._mapping_log.close()
         if self._redis is not None:
             await self._redis.aclose()
+        if self._spans is not None:
+            await self._spans.close()
         if self._boot is not None:
             self._boot.release()
 
@@ -236,6 +240,12 @@ class _MailboxRole:
         place = TP(DISPATCH_TOPIC, shard)
         ends = await self._app.consumer.highwaters(place)
         return int(ends[place])
+
+
+def slice_terms(settings: Settings) -> SliceTerms:
+    """What is written in slices, by these settings."""
+    wait_s = settings.mailbox_slice_wait_ms / 1000
+    return SliceTerms(settings.mailbox_large_record_entries, settings.mailbox_slice_entries, wait_s)
 
 
 def build_mailbox(settings: Settings | None = None) -> MailboxWorker:

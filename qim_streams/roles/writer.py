@@ -57,6 +57,7 @@ from qim_streams.redis_tier import RedisClient, connect
 from qim_streams.roles.health import REDIS, asks_redis
 from qim_streams.roles.recovery import HotStores, Recovery
 from qim_streams.roles.serving import check_node, check_topics_of, listen, own_until
+from qim_streams.roles.spans import compose_spans
 from qim_streams.runtime import now_ms
 from qim_streams.script_pipe import ScriptPipe
 from qim_streams.settings import Settings
@@ -88,6 +89,8 @@ async def run_writer(settings: Settings, stop: asyncio.Event) -> None:
     claims = Claims(name, boot.number)
     parts = _Parts(settings, redis, producer, claims)
     try:
+        if parts.spans is not None:
+            await parts.spans.start()
         await _serve(settings, parts, claims, stop)
     finally:
         await parts.recovery.close()
@@ -95,6 +98,8 @@ async def run_writer(settings: Settings, stop: asyncio.Event) -> None:
         await parts.archive.close()
         await producer.close(FLUSH_TIMEOUT_S)
         await redis.aclose()
+        if parts.spans is not None:
+            await parts.spans.close()
     await parts.clock.close()
     boot.release()
     log.info("%s stopped", name)
@@ -118,6 +123,7 @@ class _Parts:
         self, settings: Settings, redis: RedisClient, producer: LogProducer, claims: "Claims"
     ) -> None:
         self._claims = claims
+        self.spans = compose_spans(settings, "writer")
         partition_of = partial(_partition, settings.outbox_partitions)
         pipe = ScriptPipe(redis)
         calls = PartitionCalls(pipe)
@@ -165,6 +171,7 @@ class _Parts:
             targets=ArchivedTargets(self.archive),
             windows=windows_of(settings),
             raise_epoch=self._raise_epoch,
+            spans=self.spans,
         )
 
     async def _raise_epoch(self, partition: int, epoch: int, above: int) -> None:

@@ -35,6 +35,7 @@ from qim_streams.membership.replay import MembershipReplay
 from qim_streams.membership.service import GroupService
 from qim_streams.ownership.ports import Grant, LeaseStore
 from qim_streams.quotas.buckets import TenantQuotas
+from qim_streams.spans.service import MessageSpans
 from qim_streams.testing.memory_membership import MemoryMembershipStore, MemoryOrdinalDirectory
 from qim_streams.testing.memory_outbox import MemoryMembershipLog, MemoryOutbox, MemoryOutboxReader
 from qim_streams.testing.memory_tier import (
@@ -112,31 +113,31 @@ class WriterRig:
         archive: Records | None = None,
         windows: Windows | None = None,
         proof: Proof | None = None,
+        spans: MessageSpans | None = None,
     ) -> None:
         self.tier, self.node, self.boot, self.now_ms = tier, node, boot, now_ms
         self.deaths, self.outbox = list[str](), MemoryOutbox(log)
-        self.change_log = change_log or MemoryMembershipLog()
-        calls = MemoryCalls(tier)
+        self.change_log, self._tokens = change_log or MemoryMembershipLog(), 0
+        fake = MemoryMembershipStore(tier, calls := MemoryCalls(tier))
         self.conversations = conversations or MemoryConversationStore(tier, calls)
         self.proof: Proof = proof or StoreProof(self.conversations)
-        fake = MemoryMembershipStore(tier, calls)
         self.membership: MembershipStore = membership or fake
         self.directory: OrdinalDirectory = directory or MemoryOrdinalDirectory(tier)
         self.leases: LeaseStore = leases or MemoryLeaseStore(tier)
         self.reader: MembershipReader = reader or fake
         self.snapshots = MemberSnapshots(self.reader)
         self.clock = ReservedClock(bound or MemoryClockBound(), boot, now_ms, _at_once)
-        limits = GroupLimits(mailbox_shards, members_max, version_retention_ms=1_000_000)
+        limits = GroupLimits(mailbox_shards, members_max, 1_000_000)
         around = Surroundings(now_ms, self._token, self.die, self._no_sleep)
         self.changes = ChangeWriter(self.membership, self.reader, self.change_log, limits, around)
         self.groups = GroupService(self.membership, self.directory, self.changes)
         self.direct_chats = DirectChatMaker(self.changes, self.directory, self.snapshots.put)
-        cold = archive or MemoryArchive()
-        owned = OwnedOutbox(self.outbox, MemoryOutboxReader(log), self.die, self._no_sleep)
+        cold, outbox_log = archive or MemoryArchive(), MemoryOutboxReader(log)
+        owned = OwnedOutbox(self.outbox, outbox_log, self.die, self._no_sleep)
         services = LaneServices(
             store=self.conversations,
             outbox=owned,
-            repair=OutboxRepair(self.conversations, MemoryOutboxReader(log), cold),
+            repair=OutboxRepair(self.conversations, outbox_log, cold),
             replay=MembershipReplay(
                 self.membership, self.reader, self.change_log, self.directory, mailbox_shards, now_ms
             ),
@@ -153,11 +154,11 @@ class WriterRig:
             windows=windows or Windows(),
             raise_epoch=self._raise_epoch,
             sleep=self._no_sleep,
+            spans=spans,
         )
         self.writer = ConversationWriter(
             services, WriterLimits(queue_max, lane=lane or LaneLimits(confirm_idle_s=0)), tier.partition_of
         )
-        self._tokens = 0
 
     async def take(self, *partitions: int) -> None:
         """Take the leases of partitions, as the role does, and wait until they are served."""

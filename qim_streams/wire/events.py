@@ -8,12 +8,15 @@ Spec: §6.
 
 import msgpack
 
+from qim_streams.ids import ID_BYTES
 from qim_streams.mentions import BODY_KEY, field_of
 from qim_streams.operations.rules import target_seq_of
 from qim_streams.records import KIND_MESSAGE, STATE_RECALLED, MessageRecord
 
 _pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
 _TARGET: bytes = _pack("target_seq")
+_ID_KEY: bytes = _pack("message_id") + _pack(bytes(ID_BYTES))[:2]  # the first key, and the head of its value
+_ID_AT = 1 + len(_ID_KEY)
 
 
 def common_body(message: MessageRecord) -> bytes:
@@ -55,3 +58,11 @@ def target_in_body(body: bytes) -> int | None:
         return None
     found = msgpack.unpackb(body, raw=False, max_map_len=64).get("target_seq")
     return found if isinstance(found, int) else None  # else the text stands in the body of the message
+
+
+def message_id_in_body(body: bytes) -> bytes | None:
+    """The message_id of a common body: its first field, and the rest is not read; None: none there."""
+    if body[1:_ID_AT] != _ID_KEY:
+        return None
+    found = body[_ID_AT : _ID_AT + ID_BYTES]
+    return found if len(found) == ID_BYTES else None

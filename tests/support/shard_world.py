@@ -31,6 +31,7 @@ from qim_streams.membership.bitmaps import encode
 from qim_streams.ownership.ports import Grant, Holder
 from qim_streams.placement import lane_of_ordinal
 from qim_streams.records import GroupDispatch, decode_entry, pack_ordinals
+from qim_streams.spans.service import MessageSpans
 from qim_streams.testing.memory_tier import MemoryHotTier, MemoryLeaseStore
 
 SHARD, TENANT, TOPIC = 0, "acme", "qim.dispatch.v1"
@@ -332,6 +333,7 @@ class Worker:
             slicing=SliceTerms(ENTRIES_MAX, slice_max, 0.9),
             monotonic=lambda: world.clock_s,
             tail=TailLog(world),
+            spans=world.spans,
         )
         self.service.slices.begin = lambda *_: None  # type: ignore[method-assign]  # `slice` does it
         self.next_offset = 0
@@ -394,6 +396,7 @@ class ShardWorld:
         self.facts: list[Fact] = []
         self.begin, self.next_offset, self.messages, self.now_ms = 0, 0, 0, 1_000
         self.clock_s = 0.0
+        self.spans: MessageSpans | None = None  # set before a worker is made
         self.members_of: dict[int, tuple[int, ...]] = {}
         self.senders: dict[int, int] = {}
         self._first: dict[int, int] = {}

@@ -114,6 +114,7 @@ DRIVER_HOMES = {
     "fastapi": ("qim_streams.api", "qim_streams.roles.api"),
     "uvicorn": ("qim_streams.api", "qim_streams.roles.api"),
     "cassandra": ("*.cassandra_*",),
+    "opentelemetry": ("*.otlp_*",),
     "sqlite3": ("*.sqlite*", "*.local_store", "qim_streams.client"),
 }
 

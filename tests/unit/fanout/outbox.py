@@ -20,6 +20,7 @@ from qim_streams.records import (
     record_key,
 )
 from qim_streams.sharding.follower import Mappings
+from qim_streams.spans.service import MessageSpans
 
 PARTITIONS, SHARDS = 4, 8
 
@@ -133,6 +134,7 @@ class Bench:
     def __init__(self) -> None:
         self.log, self.graveyard, self.versions, self.table = Log(), Graveyard(), Versions(), MemoryTable()
         self.mappings: Mappings | None = None
+        self.spans: MessageSpans | None = None
         self.restart()
 
     def restart(self) -> None:
@@ -148,6 +150,7 @@ class Bench:
             poison=self.graveyard,
             now_ms=lambda: 5_000,
             mappings=self.mappings,
+            spans=self.spans,
         )
 
     async def handle(self, *records: Record, partition: int = 0) -> None:

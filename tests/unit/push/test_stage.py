@@ -15,6 +15,9 @@ from qim_streams.push.bodies import CommonBodies
 from qim_streams.push.ports import OnRecords
 from qim_streams.push.service import PushStage
 from qim_streams.records import MessageRecord, PresenceReady, decode_push
+from qim_streams.spans.rules import Place, Stage, parent_of
+from qim_streams.spans.service import MessageSpans
+from qim_streams.testing.memory_spans import MemorySpans, every_message
 from qim_streams.testing.memory_tier import MemoryHotTier, MemoryLeaseStore
 from tests.support.waiting import eventually
 from tests.unit.mailbox.dispatches import Record, dispatch
@@ -70,7 +73,7 @@ def _message(number: int) -> MessageRecord:
 
 
 class Bench:
-    def __init__(self) -> None:
+    def __init__(self, spans: MessageSpans | None = None) -> None:
         self.tier = MemoryHotTier(lambda *_: 0)
         self.leases, self.follower, self.reader = MemoryLeaseStore(self.tier), Follower(), Bodies()
         self.records: list[Outgoing] = []
@@ -89,6 +92,7 @@ class Bench:
             leases=self.leases,
             follower=self.follower,
             die=die,
+            spans=spans,
         )
         self.shard = Shard(0, 9, coverage=10, floor=10, pushed_through=10, buried_through=-1)
 
@@ -267,4 +271,25 @@ async def test_a_connection_shard_of_another_configuration_is_left_out(bench: Be
     await bench.arrive(presence("ben", "phone", 1, shard=9))
     await bench.stage.push([(bench.shard, [to(11)])])
     assert bench.records == []
+    await bench.stage.close()
+
+
+async def test_a_push_is_told_to_the_trace_once_it_is_in_the_log() -> None:
+    sink = MemorySpans()
+    bench = Bench(every_message(sink))
+    await bench.hold()
+    bench.follower.log[0] = [Record(0, *presence("ben", "phone", 1))]
+    await bench.stage.attach(bench.shard)
+    bench.reader.missing.add(12)
+    bench.fail = 1
+    with pytest.raises(StoreUnavailable):
+        await bench.stage.push([(bench.shard, [to(11), to(12)])])
+    assert sink.spans == [], "not in the log, not told"
+    await bench.stage.push([(bench.shard, [to(11), to(12)])])
+    (span,) = sink.of(Stage.PUSH)
+    message_id = (11).to_bytes(16, "big")
+    assert span.attributes["qim.message_id"] == message_id.hex(), (
+        "the other one has no body, and was not pushed"
+    )
+    assert span.parent_id == parent_of(message_id, Stage.PUSH, Place(0))
     await bench.stage.close()
