@@ -42,6 +42,8 @@ from qim_streams.notification.records import PushDevice, PushResult, PushTask
 from qim_streams.notification.registry import PushDevices
 from qim_streams.notification.results import ResultLog, result_of
 from qim_streams.notification.rules import backoff_ms
+from qim_streams.spans.rules import Place, Stage
+from qim_streams.spans.service import MessageSpans
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +86,9 @@ class ProviderLane:
         bounds: LaneBounds,
         now_ms: Callable[[], int],
         chance: Callable[[], float],
+        spans: MessageSpans | None = None,
     ) -> None:
+        self._spans = spans
         self._provider, self._queue, self._preparer, self._devices = provider, queue, preparer, devices
         self._told, self._slots, self._bounds = told, slots, bounds
         self._now_ms, self._chance = now_ms, chance
@@ -202,9 +206,17 @@ class ProviderLane:
             answer = Answer(Result.DOWN, type(error).__name__)
         finally:
             metrics.IN_FLIGHT.labels(self.name).dec()
-        metrics.SEND_SECONDS.labels(self.name).observe(loop.time() - started)
+        metrics.SEND_SECONDS.labels(self.name).observe(took_s := loop.time() - started)
+        if self._spans is not None:
+            self._tell(self._spans, one, answer, took_s)
         metrics.SENDS.labels(self.name, answer.result.value).inc()
         await self._take_answer(one, answer)
+
+    def _tell(self, spans: MessageSpans, one: _Ready, answer: Answer, took_s: float) -> None:
+        task, failed = one.task, "" if answer.result is Result.SENT else answer.result.value
+        place = Place(task.mailbox_shard, f"{task.task_id.hex()}.{one.queued.attempts}")
+        message = task.tenant_id, task.message_id
+        spans.note(Stage.NOTIFY, spans.ago(took_s), [message], place, failed=failed, provider=self.name)
 
     def _sent(self, task_id: bytes, task: asyncio.Task[None]) -> None:
         """Only now there is room for another one, so only now somebody is told."""

@@ -38,6 +38,7 @@ from qim_streams.redis_tier import RedisClient, connect, translated
 from qim_streams.roles.log import StreamAppender
 from qim_streams.roles.poison import PoisonLetters
 from qim_streams.roles.session_lists import compose_badges
+from qim_streams.roles.spans import compose_spans
 from qim_streams.roles.tracing import partition_of
 from qim_streams.runtime import give_way, now_ms, run_in_batches, settle_garbage_collection
 from qim_streams.script_pipe import ScriptPipe
@@ -78,6 +79,7 @@ class _NotificationRole:
         self._log: KafkaLogReader | None = None
         self._providers: list[Provider] = []
         self._service: NotificationService | None = None
+        self._spans = compose_spans(settings, "notification")
 
     async def open(self) -> None:
         """Read credentials and connect; ConfigError names what is missing, StoreUnavailable a store."""
@@ -91,6 +93,8 @@ class _NotificationRole:
         settle_garbage_collection()
         run_in_batches()
         self._providers = open_providers(settings)
+        if self._spans is not None:
+            await self._spans.start()
         self._redis = connect(settings)
         async with translated():
             await self._redis.ping()
@@ -111,6 +115,8 @@ class _NotificationRole:
             await self._archive.close()
         if self._redis is not None:
             await self._redis.aclose()
+        if self._spans is not None:
+            await self._spans.close()
 
     @property
     def service(self) -> NotificationService:
@@ -176,7 +182,9 @@ class _NotificationRole:
         every = list(self._providers)
         every += [Unserved(name) for name in PROVIDERS if name not in served]
         return [
-            ProviderLane(one, queue, preparer, registry, told, slots, bounds, now_ms, random.random)
+            ProviderLane(
+                one, queue, preparer, registry, told, slots, bounds, now_ms, random.random, self._spans
+            )
             for one in every
         ]
 

@@ -22,6 +22,7 @@ from qim_streams.records import MessageRecord
 from qim_streams.sessions.badge_ports import Badge, BadgeQuery
 from qim_streams.sessions.ports import SessionUser
 from qim_streams.sessions.state import UserConversationState
+from qim_streams.spans.service import MessageSpans
 from qim_streams.testing.memory_push import KeptLog, MemoryPushDevices, MemoryTaskQueue
 
 START_MS = 1_760_000_000_000
@@ -132,6 +133,7 @@ class NotificationWorld:
 
     def __init__(self, *, in_flight_max: int = 64, repeat_unknown: bool = True) -> None:
         self.now_ms = START_MS
+        self.spans: MessageSpans | None = None
         self.devices, self.log, self.messages = MemoryPushDevices(), KeptLog(), Messages()
         self.queue = MemoryTaskQueue(waiting_max=10_000, claim_ms=CLAIM_MS, kept_ms=2 * AGE_MAX_MS)
         self.providers = {name: ScriptedProvider(name) for name in PROVIDERS}
@@ -155,7 +157,7 @@ class NotificationWorld:
         lanes = [
             ProviderLane(
                 one, self.queue, preparer, self.registry, ResultLog(self.told, 4), slots, self.bounds, clock,
-                lambda: 0.5,
+                lambda: 0.5, self.spans,
             )
             for one in self.providers.values()
         ]  # fmt: skip
