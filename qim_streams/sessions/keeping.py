@@ -10,7 +10,8 @@ A pass over all lanes:
 What a pass did is only said to be done in the life of the store in which it was done: started again, it may
 have lost a state that was registered in this pass, and the registration stays. It may also have lost which
 lanes have a list, while processes still trust that they noted them: all lanes are looked at once more when
-that is over, and once after the start.
+that is over, and once after the start. And it may have lost states that are in the archive and off the lists
+already: what was stored lately is put back where the store has an older one.
 
 Everything may be repeated: a process that dies, or two that do the same, store the same states again, and of
 one address the highest version stands. An archive that is away holds only this; lists grow in the hot tier
@@ -21,6 +22,7 @@ Spec: §9. Scenario F10.
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -40,7 +42,7 @@ from qim_streams.sessions.ports import (
 )
 from qim_streams.sessions.projection_ports import RegistrationQueue
 from qim_streams.sessions.projection_records import Registration
-from qim_streams.sessions.restoring import RestoredStates
+from qim_streams.sessions.restoring import RestoredStates, state_of
 from qim_streams.sessions.state import UserConversationState, decode_state
 
 log = logging.getLogger(__name__)
@@ -50,6 +52,8 @@ PAUSE_S: Final = 1.0  # between passes; what comes meanwhile is one batch
 BUSY_PAUSE_S: Final = 0.05
 FAILED_PAUSE_S: Final = 5.0
 LANE_KEPT_MS: Final = 600_000  # an empty lane stays in the index this long after its last change
+RECENT_MS: Final = 10_000  # far more than a store loses that syncs every second
+RECENT_MAX: Final = 20_000  # states
 EVERYWHERE_MS: Final = 60_000  # after a new life began: longer than anybody trusts what was noted before
 
 
@@ -70,6 +74,7 @@ class StateKeeper:
         self._ordinals, self._conversations, self._now_ms = ordinals, conversations, now_ms
         self._restored = RestoredStates(states, archive)
         self._life = ""
+        self._recent: deque[tuple[int, SessionUser, ArchivedState]] = deque(maxlen=RECENT_MAX)
         self._everywhere_at_ms: int | None = now_ms()
 
     async def run(self) -> None:
@@ -87,6 +92,7 @@ class StateKeeper:
         """One pass; how many registrations and states it carried. StoreError: some may be carried."""
         life = await self._queue.life()
         if self._life not in ("", life):
+            await self._put_back()
             self._everywhere_at_ms = self._now_ms() + EVERYWHERE_MS
         self._life = life
         registered = await self._registrations()
@@ -158,7 +164,9 @@ class StateKeeper:
             waiting = await self._dirty.take(lane, BATCH)
             if not waiting:
                 break
-            await self._archive.store_states(_archived(lane[0], waiting))
+            carried = _archived(lane[0], waiting)
+            await self._archive.store_states([one for _, one in carried])
+            self._remember(carried)
             await self._dirty.settle(lane, waiting)
             stored += len(waiting)
             if len(waiting) < BATCH:
@@ -167,15 +175,42 @@ class StateKeeper:
             await self._dirty.forget_lane(lane, self._now_ms() - LANE_KEPT_MS)
         return stored
 
+    # -- what a store forgot
 
-def _archived(tenant_id: str, waiting: Sequence[DirtyState]) -> list[ArchivedState]:
-    """The states to store; one that is gone or cannot be read is logged and let go."""
+    def _remember(self, carried: Sequence[tuple[SessionUser, ArchivedState]]) -> None:
+        now = self._now_ms()
+        while self._recent and self._recent[0][0] < now - RECENT_MS:
+            self._recent.popleft()
+        self._recent.extend((now, user, one) for user, one in carried)
+
+    async def _put_back(self) -> None:
+        """Put back what was stored lately where the store has an older state, or none."""
+        newest: dict[SessionUser, dict[str, ArchivedState]] = {}
+        for _, user, one in self._recent:
+            newest.setdefault(user, {})[one.conversation_id] = one
+        count = 0
+        for user, states in newest.items():
+            _, stored = await self._states.load(user, list(states))
+            changes = [
+                StateChange(name, before, one.state, one.version, decode_state(one.state).pinned_at)
+                for (name, one), before in zip(states.items(), stored, strict=True)
+                if state_of(user, name, before).version < one.version
+            ]
+            if changes:
+                count += sum((await self._states.replace(user, changes)).done)
+        if count:
+            log.error("the hot tier had lost %d states of users that the archive has; put back", count)
+
+
+def _archived(tenant_id: str, waiting: Sequence[DirtyState]) -> list[tuple[SessionUser, ArchivedState]]:
+    """The states to store, and whose; one that is gone or cannot be read is logged and let go."""
     found = []
     for one in waiting:
         state = _readable(one)
         if state is not None and one.state is not None:
+            user = SessionUser(tenant_id, state.user_id, one.ordinal)
             found.append(
-                ArchivedState(tenant_id, state.user_id, one.conversation_id, state.version, one.state)
+                (user, ArchivedState(tenant_id, state.user_id, one.conversation_id, state.version, one.state))
             )
     return found
 

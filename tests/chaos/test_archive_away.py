@@ -3,6 +3,8 @@
 The archive is a real Cassandra. The hot tier keeps five messages of a conversation, so what devices pull
 comes out of the archive most of the time.
 
+The long form is an hour's worth: as many messages as come in one at 20 a second.
+
 T-R4, P11, I11, I12. Spec: §1 ARCHIVED, §3, §14.8.
 """
 
@@ -11,17 +13,26 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
 
+from qim_streams.archive.opening import open_archive_reader
+from qim_streams.cli.servers import server_settings
 from qim_streams.embedded.errors import JavaMissingError
 from qim_streams.embedded.java import find_java
+from qim_streams.loadgen.options import BenchOptions
+from qim_streams.loadgen.outcome import document, lines
+from qim_streams.loadgen.run import Target, run_bench
+from qim_streams.loadgen.surroundings import stack_settings
 from qim_streams.redis_tier import RedisClient, connect
 from qim_streams.settings import Settings
 from tests.chaos.conftest import StartStack, UnderTraffic, new_seed
+from tests.support.logs import read_outbox
 from tests.support.stack import StackProcess
 from tests.support.traffic import Plan, Traffic
+from tests.support.verdict import unarchived
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.integration, pytest.mark.chaos, pytest.mark.timeout(600)]
@@ -87,6 +98,61 @@ async def goes_away(
     assert sum(during.values()) > sum(before.values()) + 50
     assert all(during[key] >= count for key, count in before.items()), "something was trimmed"
     assert stack.kill("cassandra", signal.SIGCONT) == pid, "the supervisor replaced a frozen archive"
+
+
+HOUR = BenchOptions(rate=800, duration_s=90, warm_up_s=0.5, connections=60, users=120, drain_s=60)  # 72,400
+HOUR_BACK_S = 240.0
+
+
+async def everything_archived(stack: StackProcess, tenant: str, client_ids: str) -> int:
+    """I12: every message of the Outbox is in the archive with its bytes; how many there are."""
+    brokers = stack.client["brokers"]
+    outbox = await asyncio.to_thread(read_outbox, brokers, tenant, client_ids)
+    reader = open_archive_reader(server_settings(stack.state_dir)[0])
+    assert await unarchived(reader, brokers, outbox) == []
+    return len(outbox)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_an_archive_that_is_away_for_an_hour(start_stack: StartStack, figures: dict[str, Any]) -> None:
+    """T-R4, P11: an hour of messages is sent as if nothing were wrong; nothing of it is trimmed before."""
+    try:
+        find_java()
+    except JavaMissingError as error:
+        pytest.skip(f"unproven here: an hour without the archive (T-R4). {error}")
+    env = {
+        "QIM_HOT_TIER_MESSAGES_KEPT": str(KEPT),
+        "QIM_CASSANDRA_REQUEST_TIMEOUT_MS": "1000",
+    }
+    stack = start_stack("archive-hour", "--archive", "cassandra", env=env)
+    redis = connect(Settings(redis_url=stack.client["redis_url"]))
+    shards = stack_settings(stack.state_dir)["mailbox_shards"]
+    target = Target(stack.address(), stack.state_dir, stack.client["redis_url"], shards)
+    archiver = stack.role("archiver").pid
+    pid = stack.kill("cassandra", signal.SIGSTOP)
+    try:
+        outcome = await run_bench(HOUR, target, None, print)
+        hot = await hot_messages(redis)
+        sent = document(outcome, {})["acked"]
+        figures |= {"acked while the archive was away": sent, "hot meanwhile": sum(hot.values())}
+        assert outcome.clean, lines(outcome)
+        assert sum(hot.values()) >= sent, "something was trimmed that the archive does not have"
+    finally:
+        assert stack.kill("cassandra", signal.SIGCONT) == pid, "the supervisor replaced a frozen archive"
+    began_s = time.monotonic()
+
+    async def caught_up_and_trimmed() -> bool:
+        rows = await asyncio.to_thread(archive_status, stack)
+        return all(row["lag"] == 0 for row in rows) and max((await hot_messages(redis)).values()) <= HOT_MAX
+
+    await eventually(
+        caught_up_and_trimmed, HOUR_BACK_S, "all of it to be archived, and to have left the hot tier"
+    )
+    figures["archived and trimmed after, s"] = round(time.monotonic() - began_s, 1)
+    assert stack.role("archiver").pid == archiver, "the archiver ended"
+    assert await everything_archived(stack, stack.address().require_tenant(), "") >= sent
+    await redis.aclose()
 
 
 async def test_an_archive_that_is_away_costs_nothing_but_lag(

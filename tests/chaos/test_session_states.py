@@ -4,16 +4,20 @@ Users with two devices each talk, recall, read, mute, pin and delete while proce
 who carries states into the archive, who writes mailboxes, who serves the users. Then everything is quiet, and
 each list is held against the oracle, which shares no code with them.
 
-Scenarios F5 F13 F14 F19, T-K3; promises of the session list. Spec: §9.
+Scenarios F5 F13 F14 F19, T-K2, T-K3, T-G3; promises of the session list. Spec: §9.
 """
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import redis
+from confluent_kafka import Producer
 
 from qim_streams.client import ClientOptions, QimClient
 from qim_streams.client.badge_book import Badge
@@ -22,6 +26,7 @@ from qim_streams.errors import AdmissionRefused
 from qim_streams.testing.unread_oracle import Facts, Marks, Said, expected_totals, expected_unread
 from qim_streams.wire.frames_sessions import SessionRow
 from tests.chaos.conftest import StartStack, new_seed
+from tests.support.logs import DISPATCH, read_topic
 from tests.support.stack import StackProcess
 from tests.support.waiting import eventually
 
@@ -30,6 +35,22 @@ pytestmark = [pytest.mark.integration, pytest.mark.chaos, pytest.mark.timeout(60
 HEAL_S: Final = 180.0
 BACK_S: Final = 180.0  # one that dies often is started again later each time
 KILLS: Final = 12  # of the long form
+FIRED_S: Final = 240.0
+HOUR_MS: Final = 3_600_000
+# The points of who keeps the lists, and which hit of a process's life kills it: it gets somewhere in between.
+LISTS: Final = {"rows_partial": 3, "rows_written": 6, "checkpoint_moved": 4, "wide_partial": 1}
+MAILBOX: Final = {
+    "dispatch_polled": 22,
+    "bitmap_loaded": 18,
+    "entries_partial": 3,
+    "entries_durable": 8,
+    "pages_sent": 4,
+    "progress_marked": 6,
+    "slice_written": 4,
+    "all_chunks_done": 2,
+    "watermark_advanced": 14,
+    "pushed": 11,
+}
 PAUSE_S: Final = 0.02
 DEVICES: Final = ("phone", "laptop")
 OPTIONS: Final = ClientOptions(backoff_base_ms=50, backoff_cap_ms=500, follow_endpoint=False)
@@ -38,10 +59,12 @@ OPTIONS: Final = ClientOptions(backoff_base_ms=50, backoff_cap_ms=500, follow_en
 class Talk:
     """Users, their devices and conversations, and the plain facts of what they did."""
 
-    def __init__(self, address: StackAddress, seed: int, users: int, groups: int) -> None:
+    def __init__(self, address: StackAddress, seed: int, users: int, groups: int, silent: int) -> None:
+        """`silent`: members of every group besides, who do nothing."""
         print(f"session states: seed {seed}")
         self.address, self.chance = address, random.Random(seed)
         self.users = [f"s{seed}u{number}" for number in range(users)]
+        self.silent = [f"s{seed}n{number}" for number in range(silent)]
         self.chats = [f"s{seed}g{number}" for number in range(groups)]
         self.clients: dict[tuple[str, str], QimClient] = {}
         self.facts = {
@@ -71,7 +94,7 @@ class Talk:
             await client.wait_online(HEAL_S)
         owner = self.clients[self.users[0], DEVICES[0]]
         for chat in self.chats:
-            await owner.groups.create(self.users[1:], conversation_id=chat)
+            await owner.groups.create([*self.users[1:], *self.silent], conversation_id=chat)
 
     async def end(self) -> None:
         """Everybody goes away."""
@@ -209,9 +232,9 @@ class Talk:
 
 
 @asynccontextmanager
-async def talking(stack: StackProcess, users: int, groups: int) -> AsyncIterator[Talk]:
+async def talking(stack: StackProcess, users: int, groups: int, silent: int = 0) -> AsyncIterator[Talk]:
     """A talk over a stack; when nothing is broken any more, it is judged."""
-    talk = Talk(stack.address(), new_seed(), users, groups)
+    talk = Talk(stack.address(), new_seed(), users, groups, silent)
     try:
         await talk.begin()
         async with talk.going_on():
@@ -256,3 +279,60 @@ async def test_lists_after_many_kills(
             await killed(stack, *chance.sample(roles, chance.choice((1, 1, 2))))
             await talk.more(60)
     figures["actions"] = talk.done
+
+
+def lose_projection(url: str) -> None:
+    """Delete everything that the projection ever wrote; what users did with conversations stays."""
+    with redis.Redis.from_url(url) as client:
+        for pattern in ("{q:*}:convs:*", "{q:*}:wide:*", "{q:*}:reg", "{q:*}:built", "{qp:*", "{qt:*"):
+            for key in client.scan_iter(match=pattern, count=1_000):
+                client.delete(key)
+
+
+def replay_last_hour(brokers: str, times: int) -> int:
+    """Append the dispatches of the last hour to their log again; how many records that were."""
+    since = time.time() * 1_000 - HOUR_MS
+    found = [one for one in read_topic(brokers, DISPATCH) if one.timestamp()[1] >= since]
+    producer = Producer({"bootstrap.servers": brokers})
+    for one in found * times:
+        producer.produce(DISPATCH, one.value(), one.key(), one.partition())
+        producer.poll(0)
+    assert producer.flush(60) == 0
+    return len(found) * times
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(530)
+@pytest.mark.parametrize("projection", ["qsession", "mailbox"])
+async def test_lists_after_a_kill_at_every_point_a_loss_and_a_replay(
+    start_stack: StartStack, tmp_path: Path, figures: dict[str, Any], projection: str
+) -> None:
+    """T-K2, T-G3: whoever keeps the lists, and the mailbox worker, die once at each of their points; then the
+    projection is deleted, and the last hour of dispatches comes twice more. All of it while users go on."""
+    (latch := tmp_path / "latch").mkdir()
+    lists = LISTS | ({"dispatch_polled": 9} if projection == "qsession" else {})
+    points = [f"qsession.{name}:{nth}:kill" for name, nth in lists.items()]
+    points += [f"mailbox.{name}:{nth}:kill" for name, nth in MAILBOX.items()]
+    env = {
+        "QIM_SESSION_PROJECTION": projection,
+        "QIM_FAILPOINT": ",".join(points),
+        "QIM_FAILPOINT_LATCH": str(latch),
+        # The groups are large records in each shard, and wide in lists.
+        "QIM_MAILBOX_SHARDS": "4",
+        "QIM_MAILBOX_WRITEBATCH_MAX_ENTRIES": "3",
+        "QIM_SESSION_ROWS_PER_DISPATCH_MAX": "2",
+    }
+    stack = start_stack(f"points-{projection}", "--fsync", "always", env=env)
+    client = stack.client
+    async with talking(stack, users=5, groups=3, silent=19) as talk:
+        deadline_s = time.monotonic() + FIRED_S
+        while missing := [one for one in points if not (latch / f"{one.split(':')[0]}.spent").exists()]:
+            assert time.monotonic() < deadline_s, f"did not fire: {missing}"
+            await talk.more(5)
+        await asyncio.to_thread(stack.wait_all_ready)
+        await asyncio.to_thread(lose_projection, client["redis_url"])
+        await talk.more(50)
+        await asyncio.to_thread(stack.wait_all_ready)
+        replayed = await asyncio.to_thread(replay_last_hour, client["brokers"], 2)
+        await talk.more(50)
+    figures |= {"actions": talk.done, "points": len(points), "dispatches again": replayed}

@@ -21,13 +21,22 @@ from qim_streams.sessions.redis_projection import RedisProjection, user_key
 from qim_streams.sessions.session_rebuild import SessionRebuild
 from qim_streams.streaming.doubt import EXIT_DOUBT
 from tests.integration.pipeline.stages import COMMITTED_AT, DISPATCH, TENANT, Conversation, Stages
-from tests.integration.pipeline.test_stages import conversations, feed, wait_mailboxed
+from tests.integration.pipeline.test_stages import (
+    MAILBOX_POINTS,
+    conversations,
+    feed,
+    kill_at,
+    wait_mailboxed,
+)
 from tests.support.waiting import eventually_sync
 
 pytestmark = pytest.mark.integration
 
 POINTS = ("dispatch_polled", "rows_partial", "rows_written", "checkpoint_moved", "wide_partial")
-KILLS = ",".join(f"qsession.{point}:1:kill" for point in POINTS)
+KILLS = kill_at("qsession", POINTS)
+TAIL_KILLS = (
+    f"{kill_at('mailbox', MAILBOX_POINTS)},{kill_at('qsession', POINTS[1:])}"  # it polls nothing itself
+)
 WITHIN_S = 120
 
 
@@ -233,6 +242,52 @@ def test_two_workers_share_and_take_over(stages: Stages) -> None:
     stages.workers.pop("qsession-0").kill()
     feed(stages, chats, Random(2), 100)
     wait_projected(stages)
+    judge(stages)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_the_compactor_killed_robbed_and_fed_twice(stages: Stages) -> None:
+    """T-K2, T-G3: the mailbox worker, who keeps the lists, dies at each of its points and of theirs; then all
+    rows are deleted under it, and the dispatches come twice more: each time all lists are right.
+
+    A window that was open when it died is a new epoch: users are rebuilt when they are asked for.
+    """
+    stages.settings = stages.settings.model_copy(update={"session_projection": "mailbox"})
+    stages.start("fanout")
+    stages.start("mailbox", failpoints=TAIL_KILLS)
+    chats = talk(stages, 13, 100)
+    random = Random(13)
+    deaths = len(TAIL_KILLS.split(","))
+
+    def died_everywhere() -> bool:
+        stages.supervise({"mailbox": TAIL_KILLS})
+        if stages.everything_is_mailboxed():
+            feed(stages, chats, random, 40)
+        return len(stages.exits) >= deaths
+
+    eventually_sync(died_everywhere, 240, "every point to kill the worker")
+    wait_mailboxed(stages)
+    eventually_sync(lambda: caught_up(stages), WITHIN_S, "the compactor to flush")
+    assert rebuild_everybody(stages) == {True}
+    assert differences(stages) == []
+
+    lose_projection(stages)
+    assert rebuild_everybody(stages) == {False}, "nobody vouches"
+    assert differences(stages) == [], "and yet the lists are right"
+    lose_projection(stages)
+    feed(stages, chats, random, 50)
+    wait_mailboxed(stages)
+    eventually_sync(lambda: caught_up(stages), WITHIN_S, "a new epoch to begin and to catch up")
+    assert rebuild_everybody(stages) == {True}
+    judge(stages)
+
+    before = held(stages)
+    for partition, _, value in stages.read(DISPATCH, stages.settings.mailbox_shards) * 2:
+        stages.append(DISPATCH, partition, b"again", value)
+    stages.flush()
+    eventually_sync(lambda: caught_up(stages), WITHIN_S, "the repeats to be covered")
+    assert held(stages) == before
     judge(stages)
 
 

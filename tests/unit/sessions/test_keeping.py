@@ -118,6 +118,32 @@ async def test_a_list_whose_lane_the_store_forgot_is_found(world: SessionWorld) 
     assert decode_state(archive.states[TENANT, "ann", "team"].state).read_seq == 40
 
 
+async def test_a_state_that_the_store_lost_and_the_archive_has_is_put_back(world: SessionWorld) -> None:
+    """T-R2: it was stored, taken off the list, and forgotten; the store came back with the one before."""
+    await world.saw("ann", "team", 5)
+    world.say("team", "ben", 50)
+    await world.actions.mark_read(world.actor("ann"), "team", 35)
+    keeper = world.keeper()
+    await keeper.work()
+    before = {user: dict(stored) for user, stored in world.states.stored.items()}
+    world.now_ms += 1_000
+    await world.actions.mark_read(world.actor("ann"), "team", 40)
+    await keeper.work()
+    world.states.stored = before
+    world.projection.lives += 1
+    await keeper.work()
+    (data,) = (await world.states.load(world.user("ann"), ["team"]))[1]
+    assert data is not None
+    assert decode_state(data).read_seq == 40
+    world.now_ms += 1_000
+    await world.actions.mark_read(world.actor("ann"), "team", 45)
+    world.projection.lives += 1
+    await keeper.work()  # what is newer than the archive's stands
+    (data,) = (await world.states.load(world.user("ann"), ["team"]))[1]
+    assert data is not None
+    assert decode_state(data).read_seq == 45
+
+
 class Slow(MemoryUserStates):
     """States of which somebody else changes one before each replacement."""
 
