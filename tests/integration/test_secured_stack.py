@@ -25,7 +25,16 @@ from qim_streams.settings import Settings
 from qim_streams.streaming.topics import admin_client
 from tests.support.certificates import Authority, Pair
 from tests.support.exposure import descendants, in_arguments, in_files
-from tests.support.secured_servers import PASSWORD, USER, SecuredKafka, TlsFront
+from tests.support.secured_servers import (
+    PASSWORD,
+    USER,
+    RedisEnd,
+    SecuredKafka,
+    TlsEnd,
+    TlsFront,
+    TlsRedis,
+    redis_that_knows_tls,
+)
 from tests.support.stack import StackProcess
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(500)]
@@ -38,12 +47,18 @@ class Secured:
     def __init__(self, directory: Path) -> None:
         self.authority = Authority(directory / "pki")
         self.kafka = SecuredKafka(directory / "kafka", self.authority)
-        self.redis = EmbeddedRedis(directory / "redis")
+        self.redis = self._redis(directory / "redis", redis_that_knows_tls())
         self.client: Pair = self.authority.issue("role", "qim-internal", "127.0.0.1")
         self.password_file = directory / "kafka-password"
         self.password_file.write_text(PASSWORD + "\n")
 
-    def environment(self, front: TlsFront) -> dict[str, str]:
+    def _redis(self, directory: Path, program: str | None) -> EmbeddedRedis:
+        """One that ends TLS itself, if there is one here."""
+        if program is None:
+            return EmbeddedRedis(directory)
+        return TlsRedis(directory, program, self.authority.issue("redis"), self.authority.ca)
+
+    def environment(self, front: TlsEnd) -> dict[str, str]:
         """What the roles are told."""
         ca, cert, key = str(self.authority.ca), str(self.client.cert), str(self.client.key)
         password = self.redis.roles_url.partition(":")[2].partition(":")[2].partition("@")[0]
@@ -80,7 +95,10 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
 
 
 @pytest.fixture(scope="module")
-def front(servers: Secured) -> Iterator[TlsFront]:
+def front(servers: Secured) -> Iterator[TlsEnd]:
+    if isinstance(servers.redis, TlsRedis):
+        yield RedisEnd(servers.redis)
+        return
     pair = servers.authority.issue("redis")
     with TlsFront(servers.redis.port, pair, servers.authority.ca) as made:
         yield made
@@ -120,7 +138,7 @@ def test_the_log_lets_in_only_who_proves_himself(servers: Secured, tmp_path: Pat
             admin_client(bad).list_topics(timeout=4)
 
 
-async def test_redis_lets_in_only_who_proves_himself(servers: Secured, front: TlsFront) -> None:
+async def test_redis_lets_in_only_who_proves_himself(servers: Secured, front: TlsEnd) -> None:
     files = {
         "redis_tls_ca_file": servers.authority.ca,
         "redis_tls_cert_file": servers.client.cert,
@@ -139,7 +157,7 @@ async def test_redis_lets_in_only_who_proves_himself(servers: Secured, front: Tl
 
 
 def test_messages_go_through_a_stack_of_secured_links(
-    servers: Secured, front: TlsFront, tmp_path: Path
+    servers: Secured, front: TlsEnd, tmp_path: Path
 ) -> None:
     """Every role serves, a message and its history arrive, the trace is whole, Redis refused nothing, and
     nobody sees a secret or the message on the way."""

@@ -1,13 +1,20 @@
-"""Servers as a careful operator runs them: a log with TLS and SASL, a Redis behind TLS with certificates.
+"""Servers as a careful operator runs them: a log with TLS and SASL, a Redis with TLS and certificates.
 
 The Redis that comes with the tests knows no TLS: a small front ends it, as a proxy beside the server would.
+Where there is one that does (``apt-get install redis-server``, or QIM_TEST_REDIS_TLS names its program), that
+one ends TLS itself.
 """
 
 import asyncio
+import os
+import shutil
 import ssl
+import subprocess
 import threading
 from pathlib import Path
+from typing import Protocol
 
+import redis
 from confluent_kafka.admin import (
     AdminClient,
     ScramCredentialInfo,
@@ -17,6 +24,7 @@ from confluent_kafka.admin import (
 
 from qim_streams.embedded.kafka import EmbeddedKafka
 from qim_streams.embedded.ports import free_ports
+from qim_streams.embedded.redis_server import EmbeddedRedis
 from qim_streams.embedded.server import ServerCommand
 from tests.support.certificates import Authority, Pair
 
@@ -71,6 +79,66 @@ class SecuredKafka(EmbeddedKafka):
         }
         path.write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
         return command
+
+
+class TlsEnd(Protocol):
+    """Where TLS to a Redis ends: who connects shows a certificate of the authority."""
+
+    @property
+    def port(self) -> int:
+        """Port of 127.0.0.1."""
+
+    @property
+    def connections(self) -> int:
+        """How many there were so far."""
+
+
+def redis_that_knows_tls() -> str | None:
+    """The program of a Redis that was built with TLS; None: there is none here."""
+    program = os.environ.get("QIM_TEST_REDIS_TLS") or shutil.which("redis-server")
+    if program is None:
+        return None
+    # It stops at the first directive that it does not know: at the one about TLS, or behind it.
+    config = "port 0\ntls-port 0\nno-such-directive\n"
+    done = subprocess.run([program, "-"], input=config, capture_output=True, text=True, timeout=60)
+    return program if "no-such-directive" in done.stdout + done.stderr else None
+
+
+class TlsRedis(EmbeddedRedis):
+    """A Redis that ends TLS itself, beside the plain port of this machine that operators use."""
+
+    def __init__(self, data_dir: Path, program: str, pair: Pair, ca: Path) -> None:
+        super().__init__(data_dir, program=program)
+        self._pair, self._ca = pair, ca
+        (self.tls_port,) = free_ports(1)
+
+    def _config(self) -> str:
+        more = {
+            "tls-port": self.tls_port,
+            "tls-cert-file": self._pair.cert,
+            "tls-key-file": self._pair.key,
+            "tls-ca-cert-file": self._ca,
+            "tls-auth-clients": "yes",
+        }
+        return super()._config() + "".join(f"{name} {value}\n" for name, value in more.items())
+
+
+class RedisEnd:
+    """`TlsEnd` of a `TlsRedis`."""
+
+    def __init__(self, server: TlsRedis) -> None:
+        self._server = server
+
+    @property
+    def port(self) -> int:
+        """The port with TLS."""
+        return self._server.tls_port
+
+    @property
+    def connections(self) -> int:
+        """Of both ports, one of which only the test uses."""
+        with redis.Redis.from_url(self._server.url) as client:
+            return int(client.info("stats")["total_connections_received"])
 
 
 class TlsFront:

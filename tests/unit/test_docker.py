@@ -1,4 +1,7 @@
-"""docker/, checked without an engine: it fits settings, command line and topics, and opens nothing."""
+"""docker/, checked without an engine: it fits settings, command line and topics, and opens nothing.
+
+`tests/unit/test_kubernetes.py` does the same for ``docker/k8s``.
+"""
 
 import importlib.util
 import re
@@ -11,6 +14,7 @@ import yaml
 
 from qim_streams.cli import _COMMANDS
 from qim_streams.codec import RECORD_BYTES_MAX
+from qim_streams.console.worker_views import worker_urls
 from qim_streams.settings import SECRETS, Settings, load_settings
 from qim_streams.stack.plan import SERVER_ROLES, STREAM_ROLES
 from qim_streams.streaming import topics
@@ -20,10 +24,76 @@ DOCKER = Path(__file__).resolve().parents[2] / "docker"
 COMPOSE = DOCKER / "compose.yaml"
 
 
+class OneOfEach(yaml.SafeLoader):
+    """Refuses a key that stands twice in a map, as a container engine does: PyYAML takes the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """See the class."""
+        keys = [key.value for key, _ in node.value if key.value != "<<"]
+        twice = {key for key in keys if keys.count(key) > 1}
+        if twice:
+            raise yaml.constructor.ConstructorError(None, None, f"twice: {twice}", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def loaded(path: Path) -> dict[str, Any]:
+    """A file of one document."""
+    content: dict[str, Any] = yaml.load(path.read_text(), OneOfEach)
+    return content
+
+
 @pytest.fixture(scope="module")
 def compose() -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load(COMPOSE.read_text())
-    return loaded
+    return loaded(COMPOSE)
+
+
+def test_no_key_stands_twice() -> None:
+    """Compose refuses such a file."""
+    for path in DOCKER.rglob("*.yaml"):
+        assert list(yaml.load_all(path.read_text(), OneOfEach)), path
+    with pytest.raises(yaml.constructor.ConstructorError, match="twice"):
+        yaml.load("a: 1\nb: {c: 1, c: 2}", OneOfEach)
+
+
+def test_what_services_name_is_declared(compose: dict[str, Any]) -> None:
+    """Compose refuses a volume, secret or dependency that the file does not declare."""
+    services = compose["services"]
+    used = {
+        volume.split(":")[0]
+        for service in services.values()
+        for volume in service.get("volumes", ())
+        if not volume.startswith((".", "/"))
+    }
+    assert used == set(compose["volumes"])
+    assert {one for service in services.values() for one in service.get("secrets", ())} <= set(
+        compose["secrets"]
+    )
+    assert {one for service in services.values() for one in service.get("depends_on", ())} <= set(services)
+
+
+def test_the_console_is_told_of_every_worker_and_can_reach_it(roles: dict[str, Any]) -> None:
+    urls = worker_urls(roles["api"]["environment"]["QIM_CONSOLE_WORKERS"])
+    names = set(STREAM_ROLES) - ON_DEMAND
+    assert sorted(urls) == sorted(
+        f"http://{name}:{roles[name]['environment']['QIM_WEB_PORT']}" for name in names
+    )
+    for name in STREAM_ROLES:
+        environment, published = roles[name]["environment"], roles[name].get("ports", ())
+        assert environment["QIM_WEB_ENABLED"] == "true"
+        assert environment["QIM_WEB_HOST"] == "0.0.0.0", "else no other container reaches it"
+        assert not published, "a web view has no key: it stays inside"
+
+
+def test_every_role_is_scraped() -> None:
+    (ours,) = [
+        job
+        for job in loaded(DOCKER / "prometheus" / "prometheus.yaml")["scrape_configs"]
+        if job["job_name"] == "qim"
+    ]
+    (found,) = ours["dns_sd_configs"]
+    compose = loaded(COMPOSE)
+    assert sorted(found["names"]) == sorted([*STREAM_ROLES, *SERVER_ROLES])
+    assert str(found["port"]) == compose["x-environment"]["QIM_METRICS_PORT"]
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +133,7 @@ def test_every_variable_is_a_setting_with_a_legal_value(
                 kept.write_text("redis://qim:pw@redis:6379/0" if field == "redis_url_file" else "s" * 40)
                 assert Path(str(value)).name in service["secrets"]
                 value = str(kept)
-            given[field] = value
+            given[field] = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", str(value))  # what it is where nobody sets it
         settings = load_settings(**given)
         port = int(environment["QIM_PROBE_URL"].rsplit(":", 1)[1].split("/")[0])
         listening = settings.web_port if name in STREAM_ROLES else getattr(settings, f"{name}_port")
@@ -113,9 +183,9 @@ def test_the_script_makes_every_secret_once_and_for_the_owner_alone(
 
 
 def test_three_brokers_change_only_what_three_brokers_need(compose: dict[str, Any], roles: Any) -> None:
-    more = yaml.safe_load((DOCKER / "compose.three-brokers.yaml").read_text())["services"]
+    more = loaded(DOCKER / "compose.three-brokers.yaml")["services"]
     assert {name for name in more if name not in compose["services"]} == {"redpanda-1", "redpanda-2"}
-    for name in {*roles, "prepare"} - ON_DEMAND:
+    for name in {*roles, "prepare"}:
         settings = {
             key.removeprefix("QIM_").lower(): value for key, value in more[name]["environment"].items()
         }
@@ -163,28 +233,3 @@ def test_redis_keeps_what_it_has_and_has_no_default_password(compose: dict[str, 
     command = " ".join(compose["services"]["redis"]["command"])
     for words in ("--appendonly yes", "--maxmemory-policy noeviction", "--aclfile /run/secrets/redis_acl"):
         assert words in command
-
-
-def test_kubernetes_has_a_stateful_set_per_role_with_the_settings_that_exist() -> None:
-    documents = list(yaml.safe_load_all((DOCKER / "k8s" / "qim.yaml").read_text()))
-    (config,) = [one["data"] for one in documents if one["kind"] == "ConfigMap"]
-    assert all(name.removeprefix("QIM_").lower() in Settings.model_fields for name in config)
-    given = {key.removeprefix("QIM_").lower(): value for key, value in config.items() if "_FILE" not in key}
-    assert topics.load().resolve_for(load_settings(**given))["qim.dispatch.v1"].partitions == 256
-    sets = {one["metadata"]["name"]: one["spec"] for one in documents if one["kind"] == "StatefulSet"}
-    every = {*STREAM_ROLES, *SERVER_ROLES}
-    assert every - ON_DEMAND <= sets.keys() <= every
-    services = {one["metadata"]["name"] for one in documents if one["kind"] == "Service"}
-    for name, spec in sets.items():
-        (container,) = spec["template"]["spec"]["containers"]
-        assert spec["serviceName"] in services
-        assert spec["selector"]["matchLabels"].items() <= spec["template"]["metadata"]["labels"].items()
-        assert container.get("args") == [name] or STREAM_ROLES[name] in container["command"]
-        port = config["QIM_WEB_PORT"] if name in STREAM_ROLES else config[f"QIM_{name.upper()}_PORT"]
-        assert {"name": "serve", "containerPort": int(port)} in container["ports"]
-        mounts = {one["name"] for one in container["volumeMounts"]}
-        claimed = {one["metadata"]["name"] for one in spec["volumeClaimTemplates"]}
-        assert mounts == {one["name"] for one in spec["template"]["spec"]["volumes"]} | claimed
-        assert container["securityContext"]["readOnlyRootFilesystem"] is True
-    profile = yaml.safe_load((DOCKER.parent / "topics.yaml").read_text())
-    assert profile["defaults"]["production"] == {"replication": 3, "min_insync_replicas": 2}
