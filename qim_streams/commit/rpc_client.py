@@ -3,7 +3,8 @@
 The owner of an Outbox partition is looked up in the lease store and remembered until a writer says that it
 is not the owner or its link breaks. A request is repeated, at the then owner, until its deadline: sends are
 safe to repeat because of their client_message_id, group commands because they are idempotent. A writer that
-cannot be connected to is left alone for a while that grows, with jitter.
+cannot be connected to is left alone for a while that grows, with jitter, or until the next life of it, which
+listens before it takes a lease, holds one.
 
 Invariants: every call is answered exactly once, at the latest shortly after its deadline; at most `calls_max`
 calls and `bytes_max` bytes wait; one connection per writer.
@@ -34,7 +35,7 @@ log = logging.getLogger(__name__)
 
 CALLS_MAX = 50_000
 BYTES_MAX = 64 * 1024 * 1024
-LOOKUP_PAUSE_S = (0.02, 0.25)  # between look-ups while a partition has no owner: first, at most
+LOOKUP_PAUSE_S = (0.02, 0.1)  # between look-ups while a partition has no owner: first, at most
 DOWN_S = (0.05, 1.0)  # a writer that could not be reached is left alone: first, at most
 SWEEP_S = 0.1  # how late a deadline may be noticed
 NO_OWNER_RETRY_MS = 1_000
@@ -70,6 +71,7 @@ class WriterLinks:
         self._calls_max, self._bytes_max, self._rng = calls_max, bytes_max, rng or random.Random()
         self._resource = resource
         self._owner: dict[int, str] = {}  # partition -> address
+        self._lives: dict[int, tuple[str, int]] = {}  # partition -> node and boot of its last holder
         self._links: dict[str, WriterLink] = {}
         self._down: dict[str, _Down] = {}
         self._homeless: dict[int, Call] = {}  # waiting for a look-up
@@ -286,6 +288,10 @@ class WriterLinks:
         for partition, holder in zip(partitions, holders, strict=True):
             if holder is not None:
                 self._owner[partition] = holder.address
+                life = holder.node, holder.boot
+                if self._lives.get(partition) != life:
+                    self._lives[partition] = life
+                    self._down.pop(holder.address, None)  # that was another life
         waiting, self._homeless = self._homeless, {}
         for number, call in waiting.items():
             self._route(number, call)

@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 RECORDS_MAX = 5_000  # handed over in one go
 _FETCH_WAIT_MS = 100
 _POLL_MS = 200
-_POLL_AWAITED_MS = 20  # while a shard cannot be served before its partition is read
+_POLL_AWAITED_MS = 20  # while a shard cannot be served before its partition is read, or more may follow
+_MORE_S = 1.0  # after a partition was followed: a worker's shards come one after the other
 _BACK_OFF_S = 0.5
 
 
@@ -48,6 +49,7 @@ class PresenceFollower:
         self._next: dict[int, int] = {}  # partition -> next offset to apply
         self._waiting: dict[int, tuple[int, asyncio.Future[None]]] = {}
         self._changed = asyncio.Event()
+        self._more_until_s = 0.0  # by the loop's clock
 
     def start(self, on_records: OnRecords) -> None:
         """See `Follower.start`."""
@@ -70,6 +72,7 @@ class PresenceFollower:
         except KafkaError as error:
             raise StoreUnavailable(f"presence log: {type(error).__name__}: {error}") from error
         self._next[partition] = begin
+        self._more_until_s = asyncio.get_running_loop().time() + _MORE_S
         self._changed.set()
         if begin >= end:
             return
@@ -126,8 +129,7 @@ class PresenceFollower:
                 self._changed.clear()
                 self._assign()
             try:
-                poll_ms = _POLL_AWAITED_MS if self._waiting else _POLL_MS
-                found = await self._consumer.getmany(timeout_ms=poll_ms, max_records=RECORDS_MAX)
+                found = await self._consumer.getmany(timeout_ms=self._poll_ms(), max_records=RECORDS_MAX)
             except KafkaError as error:
                 log.warning("presence log: %s: %s", type(error).__name__, error)
                 await asyncio.sleep(_BACK_OFF_S)
@@ -135,6 +137,11 @@ class PresenceFollower:
             for place, records in found.items():
                 await self._apply(place.partition, records)
             await self._tell()
+
+    def _poll_ms(self) -> int:
+        """How long a poll that finds nothing may keep the next partition from being read."""
+        awaited = self._waiting or asyncio.get_running_loop().time() < self._more_until_s
+        return _POLL_AWAITED_MS if awaited else _POLL_MS
 
     def _assign(self) -> None:
         places = [TopicPartition(self._topic, partition) for partition in self._next]

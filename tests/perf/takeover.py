@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 from qim_streams.client import ClientOptions, Delivery, MemoryStore, MessageReceived, QimClient
 from qim_streams.embedded import restarts
-from qim_streams.embedded.roles import RoleState
+from qim_streams.embedded.roles import RestartPolicy, RoleState
 from tests.support.processes import stand_by
 from tests.support.stack import PRODUCT_CLOCKS, StackProcess
 from tests.support.waiting import eventually
@@ -46,6 +46,7 @@ GIVE_UP_S = 90.0
 CALM_S = 1.0  # between two rounds, after everything is ready
 STAND_BY_SLOT = 50
 LISTENERS = 8
+FIRST_DEATH = ("--backoff", str(RestartPolicy().backoff_first_s))  # every round is a first one
 
 
 class Felt(NamedTuple):
@@ -224,7 +225,7 @@ def main() -> None:
     print(f"seed {asked.seed}, load average {[round(one, 1) for one in os.getloadavg()]}")
     with (
         tempfile.TemporaryDirectory(prefix="qim-takeover-") as folder,
-        StackProcess(Path(folder) / "stack", env=PRODUCT_CLOCKS) as stack,
+        StackProcess(Path(folder) / "stack", *FIRST_DEATH, env=PRODUCT_CLOCKS) as stack,
     ):
         try:
             asyncio.run(measure(stack, asked.roles, asked.how, asked.rounds, asked.seed, found))

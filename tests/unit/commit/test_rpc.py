@@ -56,10 +56,10 @@ class World:
     log: list[OutboxAppend] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
 
-    async def node(self, name: str, boot: int = 1, secret: bytes = SECRET) -> Node:
+    async def node(self, name: str, boot: int = 1, secret: bytes = SECRET, port: int = 0) -> Node:
         rig = WriterRig(self.tier, self.log, node=name, boot=boot)
         server = RpcServer(rig.writer, rig.groups, secret, rig.die)
-        port = await server.start("127.0.0.1", 0)
+        port = await server.start("127.0.0.1", port)
         self.nodes.append(Node(rig, server, port))
         return self.nodes[-1]
 
@@ -151,6 +151,24 @@ async def test_a_writer_that_dies_with_a_send_in_its_hands(world: World, links: 
     outcome = await sending
     assert (outcome.status, outcome.conversation_seq) == (S.COMMITTED, 1)
     assert len(without_barriers(world.log)) == 1
+
+
+async def test_the_next_life_of_a_writer_is_not_left_alone_for_the_last_one(
+    world: World, links: WriterLinks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes back under its old address, where nobody answered for a while (P15)."""
+    monkeypatch.setattr(rpc_client, "DOWN_S", (3_600.0, 3_600.0))
+    one = await world.node("w1")
+    await one.own(*range(PARTITIONS))
+    request = await one.rig.direct("ann", "bob", "m1")
+    await links.send(request, TIMEOUT_S)
+    one.rig.kill()
+    await one.server.close(0)
+    sending = asyncio.create_task(links.send(request._replace(client_message_id="m2"), 60.0))
+    await eventually(lambda: links._down, what="nobody is there")
+    two = await world.node("w1", boot=2, port=one.port)
+    await two.own(*range(PARTITIONS))
+    assert (await sending).conversation_seq == 2
 
 
 async def test_without_an_owner_the_deadline_gives_a_clean_refusal(links: WriterLinks) -> None:
