@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.perf import backlog, commit_cost, memory, pull_rate, rebuild_time, reconnect_storm
+from tests.perf import backlog, commit_cost, login_barrier, memory, pull_rate, rebuild_time, reconnect_storm
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -50,6 +50,17 @@ def test_pull_rate(tmp_path: Path) -> None:
     argv = ["--users", "5", "--entries", "130", "--batch", "40", "--json", str(told)]
     assert pull_rate.main(argv) == 0
     assert all(row["per_core_s"] > 0 for row in json.loads(told.read_text())["rates"])
+
+
+@pytest.mark.timeout(180)
+def test_login_barrier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A4, A14: devices sign on again and again beside direct chats; every session is exact."""
+    told = tmp_path / "told.json"
+    argv = ["--rate", "100", "--connections", "20", "--devices", "4", "--seconds", "5", "--quick"]
+    assert login_barrier.main([*argv, "--json", str(told)]) == 0, capsys.readouterr().err
+    figures = json.loads(told.read_text())
+    assert figures["sign_ons"] > 4
+    assert figures["pulled"] + figures["pushed"] > 0
 
 
 @pytest.mark.timeout(300)
