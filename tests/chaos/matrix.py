@@ -1,12 +1,14 @@
 """The kill matrix: every point of the product, struck by SIGKILL and by SIGSTOP, on a stack under traffic.
 
     python -m tests.chaos.matrix [--points 'takeover.*,writer.*'] [--actions kill,pause] [--repeats N]
-        [--seed N] [--slice N/M] [--seconds S] [--results FILE] [--again] [--figures PAGE]
+        [--seed N] [--slice N/M] [--seconds S] [--clocks test|product] [--results FILE] [--again]
+        [--figures PAGE]
 
 After each strike the stack heals, everything is read to its end, and the checkers judge. A line per strike
 tells how it went; each result is a line of a file, so that a run that was cut short goes on where it stood:
 what has passed under the same seed is not struck again (`--again` forgets that). `--seconds` begins no strike
-later than that. `--figures` writes the table into a page, in place of the one that is there.
+later than that. `--clocks product` has the leases of the product, and pauses for 16 s; its results are kept
+in a file of their own. `--figures` writes the table into a page, in place of the one that is there.
 
 Exit codes: 0 all that was struck passed, 1 something did not, 2 wrong options.
 """
@@ -25,11 +27,22 @@ from pathlib import Path
 
 from tests.support.matrix_table import MatrixRow, put_section, table
 from tests.support.report import ROOT, facts
-from tests.support.stack import StackProcess
-from tests.support.strike_lab import ENVIRONMENT, SHARDS, WORKERS, Outcome, StrikeLab
+from tests.support.stack import PRODUCT_CLOCKS, StackProcess
+from tests.support.strike_lab import (
+    ENVIRONMENT,
+    FREEZE_S,
+    PRODUCT_FREEZE_S,
+    SHARDS,
+    WORKERS,
+    Outcome,
+    StrikeLab,
+)
 from tests.support.strikes import ACTIONS, POINTS, Strike, plan, remaining, slice_of
 
-RESULTS = ROOT / ".qim" / "chaos" / "results.jsonl"
+RESULTS = {
+    "test": ROOT / ".qim" / "chaos" / "results.jsonl",
+    "product": ROOT / ".qim" / "chaos" / "results-product.jsonl",
+}
 
 
 def options_of(arguments: Sequence[str]) -> argparse.Namespace:
@@ -41,10 +54,13 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the plan; 0: that of the results, else new")
     parser.add_argument("--slice", default="1/1", help="N/M: every M-th strike, from the N-th on")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no strike later")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="a line per strike")
+    parser.add_argument("--clocks", choices=RESULTS, default="test", help="leases and session timeouts")
+    parser.add_argument("--results", type=Path, help="a line per strike")
     parser.add_argument("--again", action="store_true", help="forget earlier results")
     parser.add_argument("--figures", type=Path, metavar="PAGE", help="write the table into a page")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    options.results = options.results or RESULTS[options.clocks]
+    return options
 
 
 def chosen(patterns: str) -> list[str]:
@@ -72,8 +88,8 @@ def read_results(path: Path) -> tuple[int, dict[str, MatrixRow]]:
 class Run:
     """The strikes of one call, on a stack that is started anew when it does not heal."""
 
-    def __init__(self, master_seed: int, results: Path, rows: dict[str, MatrixRow]) -> None:
-        self._seed, self._results, self.rows = master_seed, results, rows
+    def __init__(self, master_seed: int, results: Path, rows: dict[str, MatrixRow], clocks: str) -> None:
+        self._seed, self._results, self.rows, self._clocks = master_seed, results, rows, clocks
         self._kept = results.parent / "failures"
         self.failed = 0
 
@@ -90,10 +106,12 @@ class Run:
     async def _on_one_stack(self, strikes: Sequence[Strike], folder: Path, end_s: float) -> list[Strike]:
         """Strike until the stack did not heal; what is left."""
         armed, left = folder / "armed", list(strikes)
-        env = ENVIRONMENT | {"QIM_FAILPOINT_FILE": str(armed)}
+        slow = self._clocks == "product"
+        env = ENVIRONMENT | (PRODUCT_CLOCKS if slow else {}) | {"QIM_FAILPOINT_FILE": str(armed)}
         print(f"{len(left)} strikes, seed {self._seed}; starting a stack", flush=True)
         with StackProcess(folder / "stack", *WORKERS, env=env) as stack:
-            lab = StrikeLab(stack, armed, SHARDS, stand_bys=True)
+            freeze_s = PRODUCT_FREEZE_S if slow else FREEZE_S
+            lab = StrikeLab(stack, armed, SHARDS, stand_bys=True, freeze_s=freeze_s)
             try:
                 while left and time.monotonic() < end_s:
                     one = left.pop(0)
@@ -144,7 +162,7 @@ def main(arguments: Sequence[str]) -> int:
     number, of = (int(part) for part in options.slice.split("/"))
     strikes = slice_of(plan(seed, chosen(options.points), actions, options.repeats), number, of)
     passed = {name for name, row in rows.items() if row["outcome"] == "passed"}
-    run = Run(seed, options.results, rows)
+    run = Run(seed, options.results, rows, options.clocks)
     run.strike_all(list(remaining(strikes, passed)), options.seconds)
     if options.figures:
         text = options.figures.read_text(encoding="utf-8") if options.figures.exists() else ""

@@ -3,16 +3,14 @@
 Scenarios T-K3, T-K4, I5; promises P1 to P11, P15. Spec: §3 to §7, §11.
 """
 
-import asyncio
 import random
-import signal
 import time
-from collections import Counter
 from typing import Any
 
 import pytest
 
 from tests.chaos.conftest import UnderTraffic, new_seed
+from tests.support.killing import Killer
 from tests.support.stack import StackProcess
 from tests.support.traffic import Plan, Traffic
 
@@ -25,36 +23,6 @@ LONG_S = 600.0
 @pytest.fixture(scope="module")
 def stack(common_stack: StackProcess) -> StackProcess:
     return common_stack
-
-
-class Killer:
-    """Kills roles, waits for their return, and knows how many deaths were its own."""
-
-    def __init__(self, stack: StackProcess) -> None:
-        self._stack = stack
-        self._before = self._restarts()
-        self.killed: Counter[str] = Counter()
-        self.back_s: dict[str, float] = {}
-
-    def _restarts(self) -> dict[str, int]:
-        return {role.name: role.restarts for role in self._stack.status().roles}
-
-    def kill(self, role: str) -> int:
-        """SIGKILL; returns the pid."""
-        self.killed[role] += 1
-        return self._stack.kill(role, signal.SIGKILL)
-
-    async def back(self, role: str, pid: int) -> None:
-        """Until the role is ready again; notes how long that took at most."""
-        began_s = time.monotonic()
-        await asyncio.to_thread(self._stack.wait_restarted, role, pid)
-        self.back_s[role] = max(self.back_s.get(role, 0.0), round(time.monotonic() - began_s, 2))
-
-    def check_no_other_deaths(self) -> None:
-        """An exit that we did not cause is a defect even if nothing was lost."""
-        now = self._restarts()
-        caused = {role: self._before[role] + self.killed[role] for role in self._before}
-        assert now == caused, f"restarts {now}, expected {caused}:\n{self._stack.log_ends()}"
 
 
 async def test_each_role_is_killed_once(
@@ -79,9 +47,7 @@ async def test_all_roles_are_killed_together(
     killer = Killer(stack)
     async with under_traffic(stack, Plan("together", new_seed())) as traffic:
         await traffic.more_acks(150)
-        pids = {role: killer.kill(role) for role in ROLES}
-        for role, pid in pids.items():
-            await killer.back(role, pid)
+        await killer.together(ROLES)
         await traffic.more_acks(150)
     figures |= {f"{role} back, s": seconds for role, seconds in killer.back_s.items()}
     killer.check_no_other_deaths()
@@ -107,7 +73,5 @@ async def test_random_kills_for_long(
 
 async def _kill_some(killer: Killer, traffic: Traffic, chance: random.Random) -> None:
     victims = chance.sample(ROLES, 2 if chance.random() < 0.25 else 1)
-    pids = {role: killer.kill(role) for role in victims}
-    for role, pid in pids.items():
-        await killer.back(role, pid)
+    await killer.together(victims)
     await traffic.more_acks(20)

@@ -13,6 +13,11 @@ PROBLEMS_SHOWN = 3
 MatrixRow = dict[str, Any]  # an `Outcome` and the master seed
 
 
+def percentile(ascending: Sequence[float], percent: int) -> float:
+    """The nearest-rank percentile of at least one value."""
+    return ascending[max(0, -(-percent * len(ascending) // 100) - 1)]
+
+
 def table(rows: Sequence[MatrixRow], known: Mapping[str, str]) -> str:
     """The section: what was run, totals, a row per strike, what went wrong."""
     passed = [row for row in rows if row["outcome"] == "passed"]
@@ -24,8 +29,8 @@ def table(rows: Sequence[MatrixRow], known: Mapping[str, str]) -> str:
         "",
         f"* written: {known['date']}, commit {known['commit']}, {known['machine']}",
         f"* seed {seeds}; {len(passed)} of {len(rows)} strikes passed; {acked} messages were acknowledged",
-        f"* struck until ready again: median {median(back):.1f} s, longest {back[-1]:.1f} s "
-        "(a paused process stands still for 4.5 s of them)",
+        f"* struck until ready again: median {median(back):.1f} s, P99 {percentile(back, 99):.1f} s, longest "
+        f"{back[-1]:.1f} s (a paused process stands still for longer than its lease of them)",
         "",
         "| strike | hit | seed | outcome | fired, s | back, s | longest time without an ack, s | acked |",
         "|---|---|---|---|---|---|---|---|",

@@ -29,6 +29,7 @@ from tests.support.watermark_sampler import WatermarkSampler
 
 FIRE_S, BACK_S = 60.0, 90.0
 FREEZE_S = 4.5  # half as long again as the lease and the session timeout of the test stack
+PRODUCT_FREEZE_S = 16.0  # more than the lease of the product, and than its session timeout
 ACKS_BEFORE, ACKS_AFTER = 20, 30
 SHARDS = 4
 ENVIRONMENT = {
@@ -64,8 +65,12 @@ class Outcome:
 class StrikeLab:
     """Strikes on one stack, one after the other. `armed` is the stack's QIM_FAILPOINT_FILE."""
 
-    def __init__(self, stack: StackProcess, armed: Path, shards: int, *, stand_bys: bool) -> None:
+    def __init__(
+        self, stack: StackProcess, armed: Path, shards: int, *, stand_bys: bool, freeze_s: float = FREEZE_S
+    ) -> None:
+        """`freeze_s`: how long who is paused stands still; more than the lease of the stack."""
         self._stack, self._armed, self._wanted = stack, armed, stand_bys
+        self._freeze_s = freeze_s
         self._writer: ExtraWorker | None = None
         self._memory = StackMemory()
         self._shards, self._count = shards, 0
@@ -147,7 +152,7 @@ class StrikeLab:
         outcome.fired_s = round(fired_s - armed_s, 2)
         if strike.action == "pause":
             await traffic.until(lambda: is_stopped(pid), BACK_S, f"process {pid} to stand still")
-            await traffic.for_seconds(FREEZE_S)
+            await traffic.for_seconds(self._freeze_s)
             os.kill(pid, signal.SIGCONT)
         await traffic.until(lambda: self._is_back(strike, pid), BACK_S, f"{point.role} to be back")
         outcome.back_s = round(time.monotonic() - fired_s, 2)
