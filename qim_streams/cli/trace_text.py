@@ -1,7 +1,9 @@
 """A message trace as text for people: the levels first, then where each of them was found."""
 
 from qim_streams.cli.columns import columns, duration, moment
+from qim_streams.spans.rules import trace_id_of
 from qim_streams.trace.model import MessageTrace
+from qim_streams.trace.rules import parse_message_id
 
 _VERDICTS = {True: "yes", False: "no", None: "unknown"}
 
@@ -9,6 +11,8 @@ _VERDICTS = {True: "yes", False: "no", None: "unknown"}
 def render(trace: MessageTrace) -> str:
     """The trace in a few short tables."""
     parts = [f"message {trace.message_id}  tenant {trace.tenant_id}"]
+    if (message_id := parse_message_id(trace.message_id)) is not None:
+        parts.append(f"  OpenTelemetry trace {trace_id_of(message_id).hex()}, where it is sampled")
     if trace.message is not None:
         one = trace.message
         parts += [

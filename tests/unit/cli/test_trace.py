@@ -15,6 +15,7 @@ from qim_streams.cli.trace_text import lane_text, render
 from qim_streams.errors import ConfigError
 from qim_streams.roles import tracing
 from qim_streams.settings import Settings
+from qim_streams.spans.rules import trace_id_of
 from qim_streams.trace.kafka_log import KafkaLogReader
 from qim_streams.trace.progress import FANOUT_PROGRESS, read_progress
 from qim_streams.trace.service import TraceDeps, trace_message
@@ -44,7 +45,8 @@ async def test_a_trace_as_text() -> None:
     text = render(await trace_message(made.deps, TENANT, message.message_id))
     lines = text.splitlines()
     assert lines[0] == f"message {message.message_id.hex()}  tenant {TENANT}"
-    assert "room #5 from ann (phone), 11 bytes, membership version 3, writer epoch 2" in lines[1]
+    assert trace_id_of(message.message_id).hex() in lines[1], "what to ask the collector for"
+    assert "room #5 from ann (phone), 11 bytes, membership version 3, writer epoch 2" in lines[2]
     levels = {line.split()[0]: line.split()[1:] for line in lines if line[:1].isupper()}
     assert list(levels)[1:] == ["COMMITTED", "DISPATCHED", "MAILBOXED", "PUSHED", "ARCHIVED"]
     assert levels["COMMITTED"][:4] == ["yes", "2023-11-14T22:13:20.002Z", "+2", "ms"]
