@@ -12,6 +12,7 @@ T-R2, D1, D4; P1, P2, P4. Spec: §14.4.
 """
 
 import asyncio
+import contextlib
 import random
 import signal
 import time
@@ -21,16 +22,20 @@ from typing import Any, Self
 
 import pytest
 
+from qim_streams.client import QimClient
+from qim_streams.wire.frames import LiveLost
 from tests.chaos.conftest import StartStack, UnderTraffic, new_seed
 from tests.support.stack import StackProcess
-from tests.support.traffic import Plan
-from tests.support.waiting import eventually_sync
+from tests.support.traffic import BRISK, Plan
+from tests.support.waiting import eventually, eventually_sync
+from tests.support.wire_client import WireClient
 
 pytestmark = [pytest.mark.integration, pytest.mark.chaos, pytest.mark.timeout(600)]
 
 LOSSES, LOSSES_PIECE, PIECES = 2, 10, 5
 LOST_S = 1.0  # what everysec may lose
 LOST_BYTES = 4_096
+HEARD_S = 45.0  # sessions that say nothing are closed later than that
 GONE_S = 20.0
 BACK_S = 90.0
 
@@ -94,6 +99,48 @@ class AppendLog:
         return lost
 
 
+class Newcomers:
+    """Users who sign on for the first time just before a loss: nobody but their gateway knows them yet."""
+
+    def __init__(self, stack: StackProcess, run: str) -> None:
+        self._address, self._run, self._number = stack.address(), run, 0
+        self._open = contextlib.AsyncExitStack()
+        self._sender = QimClient(
+            self._address.require_url(), self._address.token(f"{run}-greeter"), "phone", options=BRISK
+        )
+        self._here: list[tuple[str, WireClient]] = []
+
+    async def __aenter__(self) -> Self:
+        await self._open.enter_async_context(self._sender)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._open.aclose()
+
+    async def come(self, count: int) -> None:
+        """Sign on, and stay."""
+        for _ in range(count):
+            self._number += 1
+            user = f"{self._run}-newcomer{self._number}"
+            wire = WireClient(self._address.require_url(), self._address.token(user), "phone")
+            await (await self._open.enter_async_context(wire)).go_online()
+            self._here.append((user, wire))
+
+    async def are_told(self) -> int:
+        """Each hears a message, or is told that he may have missed one; nobody is deaf. How many heard."""
+        here, self._here = self._here, []
+        for user, _ in here:
+            await self._sender.send(b"welcome", to_user_id=user, timeout_s=BACK_S)
+        for user, wire in here:
+            await eventually(lambda wire=wire: told(wire), HEARD_S, f"{user} to hear")  # type: ignore[misc]
+        return sum(bool(wire.pushed()) for _, wire in here)
+
+
+def told(wire: WireClient) -> bool:
+    """Whether a session heard something, or knows that it has to ask."""
+    return bool(wire.pushed()) or not wire.is_open or any(isinstance(one, LiveLost) for one in wire.frames)
+
+
 def is_dead(pid: int) -> bool:
     """Whether a process has ended; its parent, who is held, has not noticed yet."""
     try:
@@ -115,14 +162,18 @@ async def test_redis_forgets_its_last_second(
     """T-R2, D4: up to a second of acknowledged writes is gone, or up to 4,096 bytes, again and again."""
     seed = new_seed()
     chance, lost = random.Random(seed), []
+    heard = 0
     async with under_traffic(stack, Plan(f"rollback{piece}", seed, hot_tier_forgets=True)) as traffic:
-        async with AppendLog(stack) as log:
+        async with AppendLog(stack) as log, Newcomers(stack, f"rb{seed}") as newcomers:
             for number in range(losses):
                 await traffic.more_acks(80, BACK_S)
                 await traffic.for_seconds(LOST_S)  # what everybody has known for long is not lost
                 seconds = chance.uniform(0.0, LOST_S) if number % 2 == 0 else 0.0
+                await newcomers.come(2)
                 least = 0 if number % 2 == 0 else chance.randint(0, LOST_BYTES)
                 lost.append(await asyncio.to_thread(log.lose, seconds, least))
                 await asyncio.to_thread(stack.wait_all_ready, BACK_S)
+                heard += await newcomers.are_told()
         await traffic.more_acks(80, BACK_S)
     figures |= {"losses": losses, "bytes lost": sum(lost), "most lost at once, bytes": max(lost)}
+    figures["newcomers who heard without asking"] = f"{heard} of {2 * losses}"
