@@ -188,7 +188,7 @@ class PresenceWatches:
                     self._tell(sight.user, seen)
 
     def _tell(self, user: SessionUser, seen: Seen) -> None:
-        data = MSGPACK.encode(PresenceStates(None, [_shown(user.user_id, seen)]))
+        data = MSGPACK.encode(PresenceStates([_shown(user.user_id, seen)]))
         self._bus.tell(user, "", data, CHANNEL)
 
     async def _look_again(self) -> None:
@@ -214,7 +214,7 @@ class PresenceWatches:
         for state in states:
             watcher.told[state.user_id] = state
         session.connection.request_answered()
-        session.send(PresenceStates(frame.rid, states))
+        session.send(PresenceStates(states, frame.rid))
 
     async def _members_of(
         self, address: MailboxAddress, conversation_id: str, user_ids: Sequence[str]
@@ -285,7 +285,7 @@ class PresenceWatches:
         changed = [state for user_id, state in news.items() if watcher.told.get(user_id) != state]
         watcher.told |= news
         if changed:
-            watcher.session.send(PresenceStates(None, changed))
+            watcher.session.send(PresenceStates(changed))
 
     async def _set_visibility(self, session: ListSession, frame: SetVisibility) -> None:
         user = user_of(session.address)

@@ -6,11 +6,15 @@ to one user is kept while the bus holds.
 Spec: §9 (SESSION_DELTA).
 """
 
+import logging
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from qim_streams.errors import QimError
 from qim_streams.sessions import keys
 from qim_streams.sessions.ports import SessionUser
+
+log = logging.getLogger(__name__)
 
 Receive = Callable[[str, bytes], object]
 """Called with the device that the signal is not for ("" = none) and the frame's msgpack bytes."""
@@ -64,11 +68,16 @@ class Listeners:
         return True
 
     def deliver(self, channel: str, message: bytes) -> None:
-        """Give a message to the channel's listeners; one that is not ours is dropped."""
+        """Give a message to the channel's listeners; one that nobody can read is dropped.
+
+        A signal may be lost anyway; a gateway must not end by one.
+        """
         device, nul, data = message.partition(b"\0")
-        if nul:
-            for receive in list(self._by_channel.get(channel, ())):
+        for receive in list(self._by_channel.get(channel, ())) if nul else ():
+            try:
                 receive(device.decode("ascii", "replace"), data)
+            except QimError as error:
+                log.error("a signal of %d bytes cannot be read: %s", len(data), error)
 
 
 def channel_of(user: SessionUser, what: str = OWN) -> str:

@@ -44,12 +44,12 @@ class UserPresence(NamedTuple):
 class PresenceStates(NamedTuple):
     """Answer to WATCH_PRESENCE: everybody watched in the conversation. Without rid: who has changed."""
 
-    rid: Annotated[int | None, Int(0, 2**32 - 1), "of WATCH_PRESENCE; null: a change"]
     users: Annotated[
         list[UserPresence],
         ListOf(Struct(Schema(UserPresence)), limits.PRESENCE_WATCHED_MAX),
         "absolute values",
     ]
+    rid: Annotated[int | None, Int(0, 2**32 - 1), "of WATCH_PRESENCE; null: a change"] = None
 
 
 class Visibility(NamedTuple):
@@ -76,7 +76,7 @@ CLIENT_EXAMPLES: Final[dict[str, PresenceFrame]] = {
 }
 SERVER_EXAMPLES: Final[dict[str, PresenceAnswer]] = {
     "PRESENCE_STATES": PresenceStates(
-        50, [UserPresence("ann", True), UserPresence("ben", False, 1_764_400_000_000)]
+        [UserPresence("ann", True), UserPresence("ben", False, 1_764_400_000_000)], 50
     ),
     "VISIBILITY": Visibility(51, False),
 }

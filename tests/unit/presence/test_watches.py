@@ -10,10 +10,12 @@ from qim_streams import limits
 from qim_streams.errors import AdmissionRefused, StoreUnavailable
 from qim_streams.gateway.ports import DeviceKey
 from qim_streams.gateway.presence import Notice, Said
-from qim_streams.gateway.presence_watch import PresenceWatches
+from qim_streams.gateway.presence_watch import CHANNEL, PresenceWatches
 from qim_streams.membership.ports import Member
+from qim_streams.sessions.ports import SessionUser
 from qim_streams.sync.ports import MailboxAddress
 from qim_streams.testing.memory_presence import MemoryPresenceBook
+from qim_streams.wire import MSGPACK
 from qim_streams.wire.connection import ServerConnection
 from qim_streams.wire.frames import ServerFrame
 from qim_streams.wire.frames_presence import (
@@ -104,9 +106,8 @@ async def world() -> Any:
 async def test_a_watcher_hears_who_comes_and_goes_on_another_gateway(world: World) -> None:
     ann = Device("ann")
     answer = await ann.ask(world.gateways[0], WatchPresence(1, "team", ["ben", "cid", "dan"]))
-    assert answer == PresenceStates(1, [UserPresence("ben", False), UserPresence("cid", False)]), (
-        "dan is no member of it"
-    )
+    seen = [UserPresence("ben", False), UserPresence("cid", False)]
+    assert answer == PresenceStates(seen, 1), "dan is no member of it"
     world.say(1, "ben", Said.ONLINE)
     await eventually(lambda: ann.news() == {"ben": UserPresence("ben", True)})
     world.now += 10
@@ -202,3 +203,16 @@ async def test_a_book_that_is_away_costs_a_moment(world: World, monkeypatch: pyt
     monkeypatch.setattr("qim_streams.gateway.presence_watch.AGAIN_S", 0.01)
     world.say(1, "ben", Said.ONLINE)
     await eventually(lambda: ann.news().get("ben") == UserPresence("ben", True))
+
+
+async def test_a_signal_that_cannot_be_read_ends_nothing(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is on the bus may be of another version, or nobody's: it is dropped, and the next one heard."""
+    ann = Device("ann")
+    await ann.ask(world.gateways[0], WatchPresence(1, "team", ["ben"]))
+    user = SessionUser("t", "ben", USERS["ben"])
+    for data in (b"nonsense", b"", MSGPACK.encode(PresenceStates([UserPresence("ben", True)]))):
+        world.bus.tell(user, "", data, CHANNEL)
+    await eventually(lambda: ann.news() == {"ben": UserPresence("ben", True)})
+    assert caplog.text.count("cannot be read") == 2
