@@ -33,9 +33,12 @@ Name = Annotated[str, StringConstraints(max_length=limits.GROUP_NAME_MAX, patter
 
 
 class Request(BaseModel):
-    """A request body: unknown fields are errors, so a misspelt one is not ignored."""
+    """A request body: unknown fields are errors, so a misspelt one is not ignored; types are as documented.
 
-    model_config = ConfigDict(extra="forbid")
+    (A text is no number, whatever is in it.)
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class TenantRulesBody(Request):

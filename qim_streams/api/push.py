@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path
 from pydantic import BaseModel, Field, model_validator
 
 from qim_streams import limits
-from qim_streams.api.models import ID_PATTERN, Tenant, UserPath
+from qim_streams.api.models import ID_PATTERN, Request, Tenant, UserPath
 from qim_streams.api.ports import PushAdmin
 from qim_streams.notification.records import NO_HOURS, PushDevice, PushSettings
 
@@ -17,7 +17,7 @@ Minute = Annotated[int, Field(ge=0, lt=24 * 60)]
 DevicePath = Annotated[str, Path(pattern=ID_PATTERN)]
 
 
-class PushToken(BaseModel):
+class PushToken(Request):
     """Where a provider finds a device."""
 
     provider: str = Field(pattern="^(apns|fcm|webhook)$")
@@ -41,7 +41,7 @@ class PushDevicesAnswer(BaseModel):
     devices: list[PushDeviceAnswer]
 
 
-class QuietHours(BaseModel):
+class QuietHours(Request):
     """When a user is not notified; both minutes or neither. `quiet_to_min` may be after midnight."""
 
     quiet_from_min: Minute | None = None

@@ -36,6 +36,7 @@ from qim_streams.rooms.commands import (
 from qim_streams.rooms.ports import LogRow
 from qim_streams.rooms.records import LogFence, RoomKind, RoomRecord, decode_room, room_key
 from qim_streams.rooms.rules import ACTIONS, MEMBERS
+from qim_streams.shared_work import shared
 from qim_streams.wire.codec import Codec
 from qim_streams.wire.frames_rooms import RoomEvent
 
@@ -131,7 +132,7 @@ class RoomHall:
         if room.view is not None:
             return
         if room.loading is None:
-            room.loading = asyncio.get_running_loop().create_task(self._load(room))
+            room.loading = shared(self._load(room))
         loading = room.loading
         try:
             await asyncio.shield(loading)

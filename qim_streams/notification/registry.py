@@ -26,9 +26,11 @@ from qim_streams.notification.records import SETTINGS_NAME, PushDevice, PushSett
 from qim_streams.notification.rules import time_zone
 from qim_streams.placement import mailbox_shard
 from qim_streams.records import record_key
+from qim_streams.wire.answers import shown
 
 log = logging.getLogger(__name__)
 
+REASON_MAX: Final = 64
 DEVICE_TOPIC: Final = "qim.push-device.v1"
 
 
@@ -93,7 +95,12 @@ class PushDevices:
         return settings
 
     async def bury(self, device: PushDevice, reason: str) -> None:
-        """The provider will never take this token again. A newer registration stands."""
+        """The provider will never take this token again. A newer registration stands.
+
+        `reason` is the provider's own word, whatever that is: it is told to the device at its next sign-on,
+        in a frame that holds no control characters.
+        """
+        reason = shown(reason, REASON_MAX) or "?"
         if await self._store.bury(device, reason):
             dead = device._replace(token="", dead=reason)
             await self._append(device.tenant_id, device.user_id, device.device_id, dead.encode())

@@ -26,6 +26,7 @@ from qim_streams.rooms.ports import RoomLog, RoomLogReader, RoomStore, StoredRoo
 from qim_streams.rooms.records import LogFence, RoomRecord, decode_room, owner_mark
 from qim_streams.rooms.room import Room
 from qim_streams.rooms.window import BUDGET_BYTES
+from qim_streams.shared_work import shared
 
 log = logging.getLogger(__name__)
 
@@ -210,7 +211,7 @@ class RoomPartition:
             return room
         loading = self._loading.get(name)
         if loading is None:
-            loading = self._loading[name] = asyncio.ensure_future(self._load(name))
+            loading = self._loading[name] = shared(self._load(name))
             loading.add_done_callback(lambda _: self._loading.pop(name, None))
         # One caller that goes away must not end the reading of the others.
         return await asyncio.shield(loading)

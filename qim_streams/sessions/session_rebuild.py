@@ -35,6 +35,7 @@ from qim_streams.sessions.projection_records import (
     slot_of,
 )
 from qim_streams.sharding.ports import MailboxReader
+from qim_streams.shared_work import shared
 
 ENTRIES_PER_READ = 1_000
 AT_ONCE_MAX = 8
@@ -87,7 +88,7 @@ class SessionRebuild:
         running = self._running.get(user)
         if running is None:
             work = self._rebuild(shard, checkpoint, tenant_id, user_id, ordinal)
-            running = self._running[user] = asyncio.create_task(work, name="session-rebuild")
+            running = self._running[user] = shared(work, "session-rebuild")
             running.add_done_callback(lambda _: self._running.pop(user, None))
         return await asyncio.shield(running)
 

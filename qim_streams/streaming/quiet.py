@@ -5,6 +5,9 @@ per partition and fetch, a fifth of its thread's CPU, to be thrown away.
 
 While a broker is away aiokafka logs about sixty errors per second, all saying the same. The first of
 each kind passes; what was held back is counted in the next line of its kind.
+
+Strangers repeat themselves, too: servers log each request that is none, aiohttp with a traceback and what
+was sent. Of those a line without either is left, now and then: nobody fills a disk or writes into a log.
 """
 
 import logging
@@ -20,6 +23,9 @@ NOISY: Final = (
     "aiokafka.consumer.consumer",
     "aiokafka.consumer.fetcher",
     "aiokafka.consumer.group_coordinator",
+    "aiohttp.server",
+    "uvicorn.error",
+    "qim_streams.commit.rpc_listener",
     "qim_streams.streaming.producer",
     "qim_streams.streaming.topics",
     "qim_streams.trace.kafka_log",
@@ -27,6 +33,19 @@ NOISY: Final = (
 CHATTY: Final = ("aiokafka", "faust", "mode", "asyncio")
 INTERVAL_S: Final = 5.0
 _KINDS_MAX: Final = 1_000
+
+
+class NoForeignWords(logging.Filter):
+    """Takes what a stranger sent out of a record about a request that could not be read."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Always true; the record is changed."""
+        kind = record.exc_info[0] if record.exc_info else None
+        if kind is not None and kind.__module__ == "aiohttp.http_exceptions":
+            record.msg, record.args = "a request could not be read: %s", (kind.__name__,)
+            record.exc_info = record.exc_text = None
+            record.levelno, record.levelname = logging.WARNING, "WARNING"
+        return True
 
 
 class QuietRepeats(logging.Filter):
@@ -65,6 +84,9 @@ def quiet_drivers() -> None:
         logger = logging.getLogger(name)
         if logger.level == logging.NOTSET:
             logger.setLevel(logging.INFO)
+    server = logging.getLogger("aiohttp.server")
+    if not any(isinstance(item, NoForeignWords) for item in server.filters):
+        server.addFilter(NoForeignWords())  # before the other: it counts by what is said
     for name in NOISY:
         logger = logging.getLogger(name)
         if not any(isinstance(item, QuietRepeats) for item in logger.filters):

@@ -80,6 +80,17 @@ async def test_a_dead_token_is_told_at_the_next_sign_on(world: GatewayWorld, cod
         assert (await phone.sign_on("ben")).push_token_dead is None
 
 
+@BOTH
+async def test_a_providers_word_never_keeps_a_device_out(world: GatewayWorld, codec: Codec) -> None:
+    """T-X2: it is told at each sign-on, so it must fit the frame, whatever it was."""
+    device = await world.push_devices.register(
+        PushDevice("acme", "ben", world.address("ben").ordinal, "phone", "apns", "", "tok", 0)
+    )
+    await world.push_devices.bury(device, "gone\0\x7f\n" + "x" * 500)
+    async with await WireClient.connect(world.url, codec) as phone:
+        assert (await phone.sign_on("ben")).push_token_dead == "gone???" + "x" * 57
+
+
 async def test_the_operator_registers_and_removes(world: GatewayWorld) -> None:
     push = OperatorsPush(world.push_devices, world.ordinals)
     async with client(deps(FakeWriter(), push=push)) as api:

@@ -62,6 +62,25 @@ async def test_a_name_that_no_frame_can_carry_is_refused(writer: FakeWriter, nam
     assert writer.asked == []
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (f"{BASE}/tokens", {"user_id": "ann", "ttl_s": "60"}),
+        (f"{BASE}/tokens", {"user_id": "ann", "ttl_s": True}),
+        (f"{BASE}/tokens", {"user_id": "ann", "ttl_s": 60.0}),
+        (f"{BASE}/groups", {"members": "ann"}),
+        (f"{BASE}/groups", {"members": {"0": "ann"}}),
+        (f"{BASE}/groups", {"members": ["ann"], "name": 7}),
+    ],
+)
+async def test_types_are_those_of_the_document(writer: FakeWriter, path: str, body: object) -> None:
+    """A text is no number, a number no text, a truth neither."""
+    async with client(deps(writer)) as api:
+        answer = await api.post(path, json=body)
+    assert (answer.status_code, answer.json()["name"]) == (422, "FIELD_INVALID")
+    assert writer.asked == []
+
+
 async def test_what_an_error_repeats_is_short_and_obeyed_by_nothing(writer: FakeWriter) -> None:
     """A field that a client made up, a path, a host: cut, and without what terminals and readers obey."""
     async with client(deps(writer)) as api:
