@@ -131,7 +131,7 @@ class TaskQueue(Protocol):
         """Queue what is not known yet, then move the position.
 
         `stands`: where the caller knows it to stand. InvariantViolation when it stands lower: the store lost
-        its last writes, and tasks with them; nothing is queued.
+        its last writes, and tasks with them; nothing is queued. One that lost everything goes on.
         """
 
     async def take(self, slots: Sequence[int], provider: str, now_ms: int, limit: int) -> Taken:
@@ -204,7 +204,8 @@ class Provider(Protocol):
     """A way to devices. Errors of the network are answers (DOWN), never exceptions."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Its name in settings, registrations and metrics; the same as long as there are devices of it."""
 
     async def send(self, notification: Notification) -> Answer:
         """Hand a notification over, once."""

@@ -4,10 +4,11 @@
 -- ARGV: now, most tasks waiting per provider, next offset (-1: leave it), where the caller knows the position to
 --       stand, then per task: id, number of the provider (1: KEYS[4]), due, record.
 -- Answers {queued, known, refused}; {-1, position} and nothing is done where the position stands lower than the
--- caller knows: the store lost its last writes, and tasks with them, so what lies in between comes first.
+-- caller knows: the store lost its last writes, and tasks with them, so what lies in between comes first. One
+-- that was emptied goes on: what it had sent is not known any more.
 local now, most, next_offset, known_at = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local stands = tonumber(redis.call('GET', KEYS[3]) or '0')
-if stands < known_at then return {-1, stands} end
+if stands > 0 and stands < known_at then return {-1, stands} end
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
 local queued, known, refused, size = 0, 0, 0, {}
 for i = 5, #ARGV, 4 do

@@ -3,8 +3,9 @@
 A batch of a partition is queued in one script call together with the partition's next offset, then it is
 acknowledged; a task that comes again, by a replay of dispatches or of this log, is known. A store that lost
 its last writes has lost positions together with the tasks: one is found lower than we moved it, which ends
-the process, and the next one reads them again. Nothing waits for a provider here, so no provider can hold up
-a partition; where more than the bound wait for one provider, its new ones are let go and counted.
+the process, and the next one reads them again. One that lost everything has nothing to go back to. Nothing
+waits for a provider here, so no provider can hold up a partition; where more than the bound wait for one
+provider, its new ones are let go and counted.
 
 A task waits for the grace before it is looked at: devices that reconnect fetch the message themselves.
 
@@ -13,7 +14,7 @@ Spec: §6. Scenarios H1 H7.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NamedTuple, NoReturn
 
 from qim_streams import failpoints
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 
 TASK_TOPIC = "qim.push-task.v1"
 Die = Callable[[str, BaseException | None], NoReturn]
+Committed = Callable[[int], Awaitable[int | None]]
+"""The offset that the group has committed of a partition, None for none."""
 COMPARE_S: Final = 3.0
 
 
@@ -52,12 +55,13 @@ class NotificationService:
         terms: Terms,
         now_ms: Callable[[], int],
         die: Die,
+        committed: Committed | None = None,
     ) -> None:
         self._queue, self._devices, self._poison = queue, devices, poison
         self._lanes = {lane.name: lane for lane in lanes}
         self._slots, self._terms, self._now_ms, self._die = slots, terms, now_ms, die
         self._tasks: list[asyncio.Task[None]] = []
-        self._closed = False
+        self._committed, self._closed = committed, False
         self._at: dict[int, int] = {}  # the position of each slot as it stands in the queue
 
     async def open(self) -> None:
@@ -80,8 +84,14 @@ class NotificationService:
         self._tasks.clear()
 
     async def start_position(self, partition: int) -> int:
-        """The next offset to accept; the slot's queue is worked on from here."""
+        """The next offset to accept; the slot's queue is worked on from here.
+
+        An empty queue that the group has read before was emptied with the whole store: what had been sent is
+        not known any more, and is not sent again.
+        """
         position = await self._queue.position(partition)
+        if not position and self._committed is not None:
+            position = await self._committed(partition) or 0
         self._slots.add(partition)
         self._at[partition] = position
         self._wake()
@@ -146,7 +156,7 @@ class NotificationService:
         before = dict(self._at)
         for slot, knew in before.items():
             stands = await self._queue.position(slot)
-            if stands < knew and slot in self._at:
+            if 0 < stands < knew and slot in self._at:
                 self._die(
                     f"the queue of slot {slot} lost its last writes: was at {knew}, is at {stands}", None
                 )

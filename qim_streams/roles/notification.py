@@ -49,6 +49,7 @@ from qim_streams.streaming import topics
 from qim_streams.streaming.app import StreamApp, build_app
 from qim_streams.streaming.dead_letter import DEAD_LETTER_TOPIC, DeadLetterSink
 from qim_streams.streaming.doubt import die
+from qim_streams.streaming.group_position import committed_position
 from qim_streams.streaming.lanes import PartitionLanes
 from qim_streams.streaming.source import SourceRole
 from qim_streams.streaming.spec import AppSpec
@@ -163,6 +164,7 @@ class _NotificationRole:
             Terms(settings.notification_grace_ms, settings.notification_age_max_s * 1_000),
             now_ms,
             die,
+            committed=partial(committed_position, self._app, TASK_TOPIC),
         )
 
     def _lanes(

@@ -21,13 +21,22 @@ log = logging.getLogger(__name__)
 TIMEOUT_S = 10.0
 
 
+async def committed_position(app: StreamApp, topic: str, partition: int) -> int | None:
+    """What the group has committed, None for nothing. StoreUnavailable: the broker does not answer."""
+    try:
+        committed = await app.consumer._thread.group_offset(TP(topic, partition), TIMEOUT_S)
+    except (KafkaError, TimeoutError) as error:
+        raise StoreUnavailable(f"{topic}[{partition}]: position of the group: {error!r}") from error
+    return None if committed is None else int(committed)
+
+
 async def group_position(app: StreamApp, topic: str, partition: int) -> int:
     """The next offset to be told. StoreUnavailable: the broker does not answer, ask again."""
     tp, consumer = TP(topic, partition), app.consumer
+    committed = await committed_position(app, topic, partition)
+    if committed is not None:
+        return committed
     try:
-        committed = await consumer._thread.group_offset(tp, TIMEOUT_S)
-        if committed is not None:
-            return int(committed)
         end = (await consumer.log_ranges([tp]))[tp].end
     except (KafkaError, TimeoutError) as error:
         raise StoreUnavailable(f"{topic}[{partition}]: position of the group: {error!r}") from error

@@ -117,7 +117,7 @@ class MemoryTaskQueue:
         self, slot: int, tasks: Sequence[NewTask], next_offset: int, now_ms: int, stands: int = 0
     ) -> Accepted:
         """See `TaskQueue.accept`."""
-        if self._at.get(slot, 0) < stands:
+        if 0 < self._at.get(slot, 0) < stands:
             raise InvariantViolation(f"slot {slot} fell back from {stands}")
         self._over = {place: until for place, until in self._over.items() if until > now_ms}
         queued = known = refused = 0

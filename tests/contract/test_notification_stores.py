@@ -125,6 +125,7 @@ async def test_a_queue_that_fell_back_takes_nothing(queue: TaskQueue) -> None:
     assert (await queue.position(0), await queue.waiting([0], "apns")) == (5, 1)
     assert await queue.accept(0, [task(2)], 9, 1, 5) == (1, 0, 0)
     assert await queue.accept(0, [task(3)], 10, 1, 7) == (1, 0, 0)  # another worker was faster
+    assert await queue.accept(1, [task(4)], 10, 1, 7) == (1, 0, 0)  # everything was lost: go on
 
 
 @BOTH

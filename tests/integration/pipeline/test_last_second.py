@@ -1,7 +1,7 @@
 """T-R2 for whatever follows a log into Redis, on a server that dies and forgets the end of its file.
 
 A position elsewhere, or in a process that lives on, must not say that something is there which went with it.
-Redis and its loss are real. `docs/decisions/0025-positions-elsewhere.md` has the list of such positions.
+Redis and its loss are real. `docs/decisions/0026-positions-elsewhere.md` has the list of such positions.
 """
 
 from collections.abc import AsyncIterator, Iterator

@@ -283,6 +283,29 @@ async def test_tasks_that_the_queue_lost_with_its_last_second_come_again() -> No
     assert set(world.providers["apns"].per_target.values()) == {1}
 
 
+async def test_a_queue_that_was_emptied_sends_nothing_again() -> None:
+    """H10: whoever lives through it goes on, and whoever starts goes on where the group was."""
+    world = NotificationWorld()
+    await world.device()
+    async with world.running() as service:
+        first = world.message()
+        await world.offer(service, first)
+        await world.pass_time(GRACE_MS + 100)
+        world.queue.__init__(waiting_max=10_000, claim_ms=CLAIM_MS, kept_ms=1)  # type: ignore[misc]
+        await service.compare()
+        await world.offer(service, world.message())
+    world.queue.__init__(waiting_max=10_000, claim_ms=CLAIM_MS, kept_ms=1)  # type: ignore[misc]
+
+    async def committed(partition: int) -> int:
+        return 2
+
+    async with world.running() as service:
+        assert await service.start_position(0) == 0, "nobody ever read this log"
+        service._committed = committed
+        assert await service.start_position(0) == 2
+    assert set(world.providers["apns"].per_target.values()) == {1}
+
+
 async def test_poison_goes_to_the_dead_letters_and_the_rest_goes_on() -> None:
     world = NotificationWorld()
     await world.device()
