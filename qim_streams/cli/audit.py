@@ -8,8 +8,9 @@ from pathlib import Path
 import click
 
 from qim_streams.admin.audit_files import all_files, lines_of, newest
-from qim_streams.admin.audit_lines import CONTINUED, first_number, problems
+from qim_streams.admin.audit_lines import CONTINUED, LINE_MAX, first_number, problems
 from qim_streams.settings import load_settings
+from qim_streams.wire.answers import shown
 
 LAST_MAX = 10_000
 
@@ -52,7 +53,7 @@ def show(file: Path | None, last: int) -> None:
     """The newest lines, one step each."""
     path = file or load_settings().audit_path
     for line in newest(all_files(path), last):
-        click.echo(_shown(line))
+        click.echo(shown(_shown(line), LINE_MAX))  # a stranger chose the path that he asked for
 
 
 def _shown(line: bytes) -> str:

@@ -2,9 +2,10 @@
 
 `RpcListener` does handshakes, bounds and answers; what a request means is `take` of the role that listens.
 
-Invariants: no request is read before the handshake; at most `connections_max` connections, of which few may
-be without authentication, and those end in 3 seconds; a peer that does not read its answers is not read
-from; commands run to their end even when their connection is gone.
+Invariants: no request is read before the handshake; at most `CONNECTIONS_MAX` connections, of which few may
+be without authentication, and those end in 3 seconds; what connects and asks for nothing is ended after
+`LOITER_S`; a peer that does not read its answers is not read from; commands run to their end even when their
+connection is gone.
 
 Spec: §3.
 """
@@ -31,6 +32,8 @@ CONNECTIONS_MAX = 1_024
 STRANGERS_MAX = 64  # connections that have not authenticated yet
 ANSWERS_MAX = 20_000  # unsent answers of one connection, from where on it is not read
 HEARTBEAT_S = 10.0
+LOITER_S = 10.0  # a connection that has not become a peer; who asks whether we are ready is done before
+LOOK_S = 1.0
 READY_PATH = "/readyz"
 
 
@@ -53,6 +56,9 @@ class RpcListener(ABC):
         self._runner: web.AppRunner | None = None
         self._peers: set[_Peer] = set()
         self._strangers = 0
+        self._handlers: set[object] = set()  # HTTP protocols that became peers
+        self._seen: dict[Any, float] = {}  # those that did not, since when
+        self._looking: asyncio.Task[None] | None = None
         self._commands: set[asyncio.Task[None]] = set()
 
     @abstractmethod
@@ -83,10 +89,14 @@ class RpcListener(ABC):
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, port, backlog=256, ssl_context=self.tls)
         await site.start()
+        self._looking = asyncio.create_task(self._look(), name="rpc-loiterers")
         return int(self._runner.addresses[0][1])
 
     async def close(self, timeout_s: float = 5.0) -> None:
         """Wait for group commands and unsent answers, at most `timeout_s`, then close all connections."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait([self._looking])
         if self._commands:
             await asyncio.wait(list(self._commands), timeout=timeout_s)
         for peer in list(self._peers):
@@ -119,11 +129,36 @@ class RpcListener(ABC):
             self._strangers -= 1
         peer = _Peer(self, socket, node)
         self._peers.add(peer)
+        self._handlers.add(request.protocol)
         try:
             await peer.serve()
         finally:
             self._peers.discard(peer)
+            self._handlers.discard(request.protocol)
         return socket
+
+    async def _look(self) -> None:
+        """End connections that ask for nothing: a server of aiohttp would keep them for ever."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self.end_loiterers(loop.time())
+
+    @property
+    def loitering(self) -> int:
+        """Connections that were no peers at the last look."""
+        return len(self._seen)
+
+    def end_loiterers(self, now_s: float) -> int:
+        """End connections that have not become peers for `LOITER_S`; how many."""
+        server = None if self._runner is None else self._runner.server
+        present = set() if server is None else set(server.connections) - self._handlers
+        self._seen = {one: self._seen.get(one, now_s) for one in present}
+        late = [one for one, since in self._seen.items() if now_s - since > LOITER_S]
+        for one in late:
+            if one.transport is not None:
+                one.transport.abort()
+        return len(late)
 
     def reasons(self) -> list[str]:
         """Why this process is not ready; one that serves no partition is not."""
@@ -132,7 +167,9 @@ class RpcListener(ABC):
     async def _ready(self, _request: web.Request) -> web.Response:
         reasons = [*self.reasons(), *self.more_reasons()]
         said = document(reasons) | {"partitions": self.served()}
-        return web.json_response(said, status=status_of(reasons))
+        answer = web.json_response(said, status=status_of(reasons))
+        answer.force_close()  # kept open it would be ended as one that loiters
+        return answer
 
     async def _handshake(self, socket: web.WebSocketResponse) -> str:
         nonce = secrets.token_bytes(rpc_protocol.NONCE_BYTES)

@@ -108,6 +108,16 @@ async def test_the_newest_lines_are_shown_over_files(tmp_path: Path) -> None:
     assert CliRunner().invoke(main, ["audit", "show", str(path), "--last", "1000000"]).exit_code == 2
 
 
+async def test_no_terminal_obeys_what_a_stranger_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    log = AuditLog(path, now_ms)
+    await log.refused(ACTION._replace(what="GET /\x1b[2J\x9b31m\u202e\r\nforged", who="\x07"), 401)
+    log.close()
+    (line,) = CliRunner().invoke(main, ["audit", "show", str(path)]).output.splitlines()
+    assert line.isprintable()
+    assert "GET /?[2J?31m???forged" in line
+
+
 async def test_a_large_log_is_taken_up_by_its_end(tmp_path: Path) -> None:
     """However much is in it: 60 MB are not read, a few kilobytes are."""
     path = tmp_path / "audit.jsonl"

@@ -12,6 +12,7 @@ from qim_streams.commit import rpc_client, rpc_protocol
 from qim_streams.commit.outcome import SendOutcome, SendStatus
 from qim_streams.commit.ports import OutboxAppend
 from qim_streams.commit.rpc_client import WriterLinks
+from qim_streams.commit.rpc_listener import LOITER_S
 from qim_streams.commit.rpc_server import RpcServer
 from qim_streams.errors import AdmissionRefused, Outcome, StoreUnavailable
 from qim_streams.membership.commands import GroupCommand, GroupOp
@@ -262,6 +263,36 @@ async def test_readiness_is_a_served_partition(world: World) -> None:
 
 
 # -- hostile peers
+
+
+async def test_who_connects_and_asks_for_nothing_is_ended(world: World, links: WriterLinks) -> None:
+    """T-X1: no word, half a request; a link that has proved itself stays, and who asks is answered."""
+    node = await world.node("w1")
+    await node.own(*range(PARTITIONS))
+    request = await node.rig.direct("ann", "ben", "m1", b"1")
+    first = await links.send(request, TIMEOUT_S)
+    assert first.status is S.COMMITTED
+    held = [await asyncio.open_connection("127.0.0.1", node.port) for _ in range(20)]
+    for _, out in held[::2]:
+        out.write(b"GET /rpc HTTP/1.1\r\nX-Qim")
+    now_s = asyncio.get_running_loop().time()
+
+    def all_are_seen() -> bool:
+        node.server.end_loiterers(now_s)
+        return node.server.loitering == 20
+
+    await eventually(all_are_seen)
+    assert node.server.end_loiterers(now_s + LOITER_S + 5) == 20
+    for reader, _ in held:
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await asyncio.wait_for(reader.readexactly(1), 60)
+    assert await links.send(request, TIMEOUT_S) == first
+    node.server.end_loiterers(now_s)
+    assert node.server.loitering == 0
+    async with aiohttp.ClientSession() as http:
+        for _ in range(3):
+            answer = await http.get(f"http://127.0.0.1:{node.port}/readyz")
+            assert answer.headers["Connection"] == "close"
 
 
 async def test_another_version_is_told_so(world: World) -> None:
