@@ -50,7 +50,7 @@ class RoleSpec:
     ready: Ready = None
     order: int = 100
     ready_deadline_s: float = 30.0
-    stop_grace_s: float = 15.0
+    stop_grace_s: float = 30.0  # what docs/operations.md asks of platforms
     cwd: Path | None = None
     pass_fds: tuple[int, ...] = ()
     exited: Callable[[int], None] | None = None
