@@ -16,6 +16,8 @@ from pathlib import Path
 import click
 from blake3 import blake3
 
+from qim_streams.cli.chat_beside import HELP as BESIDE
+from qim_streams.cli.chat_beside import Beside
 from qim_streams.cli.connect import client_of, connected, stack_options, token_option
 from qim_streams.cli.connect import run as run_command
 from qim_streams.cli.tail import message_text, printable
@@ -41,9 +43,11 @@ from qim_streams.records import KIND_MESSAGE
 from qim_streams.wire.frames import Event
 
 HELP = (
-    "/edit N TEXT, /recall N change message N  /who members  /quit end (also Ctrl-D)  /help this; "
-    "everything else is sent"
+    "/edit N TEXT, /recall N change message N  /who members  /quit end (also Ctrl-D)  /help this",
+    *BESIDE,
+    "everything else is sent",
 )
+ONLINE = "/help lists what can be typed beside messages"
 CHANGE_S = 15.0
 LINE_BYTES_MAX = 65_536
 FINISH_S = 5.0
@@ -73,7 +77,20 @@ def chat(
     token: str | None,
     address: StackAddress,
 ) -> None:
-    """Talk to a user (--to) or in a group (--group). /help shows what can be typed."""
+    """Talk to a user (--to) or in a group (--group). What is typed is sent, but for these:
+
+    \b
+    /edit N TEXT      change message N of yours
+    /recall N         take it back
+    /who              members
+    /open-room ROOM   make a chat room and enter it; its lines begin with [ROOM]
+    /join-room ROOM   enter one
+    /say-room TEXT    say it there
+    /leave-room
+    /seen             who of this conversation is online, and from then on who comes and goes
+    /hide, /show      be offline to everybody; be seen again
+    /help, /quit      (or Ctrl-D)
+    """
     if (to_user is None) == (conversation is None):
         raise ConfigError("give either --to USER or --group CONVERSATION")
     for name, value in (("--user", user), ("--to", to_user), ("--group", conversation)):
@@ -119,6 +136,7 @@ class Chat:
         self._syncing = True
         self._printed: set[bytes] = set()  # of the earlier messages
         self._texts: dict[str, str] = {}  # typed here, not settled
+        self._beside = Beside(client, place, self._others)
 
     async def run(self) -> None:
         """Until /quit, the end of the input, or the end of the session."""
@@ -138,6 +156,7 @@ class Chat:
         finally:
             if listener is not None:
                 listener.cancel()
+            await self._beside.close()
             await self._client.close()
 
     def _show_earlier(self) -> None:
@@ -164,7 +183,7 @@ class Chat:
                 click.echo(f"-- syncing: about {one.pending_entry_count_hint} messages came meanwhile")
         elif isinstance(one, SyncFinished):
             self._syncing = False
-            click.echo(f"-- online. {HELP}")
+            click.echo(f"-- online. {ONLINE}")
         elif isinstance(one, Disconnected):
             click.echo(f"-- not connected ({one.reason}); trying again. What you type is kept.")
         elif isinstance(one, RebuildRequired):
@@ -207,16 +226,20 @@ class Chat:
             text = line.strip()
             if text == "/quit":
                 return
-            if text == "/help":
-                click.echo(f"-- {HELP}")
-            elif text == "/who":
-                await self._who()
-            elif text.startswith(("/edit ", "/recall ")):
-                await self._change(text)
-            elif text.startswith("/"):
-                click.echo(f"-- unknown command {printable(text.encode())}; {HELP}")
+            if text.startswith("/"):
+                await self._command(text)
             elif text:
                 await self._send(text)
+
+    async def _command(self, text: str) -> None:
+        if text == "/help":
+            _help()
+        elif text == "/who":
+            await self._who()
+        elif text.startswith(("/edit ", "/recall ")):
+            await self._change(text)
+        elif not await self._beside.run(text):
+            click.echo(f"-- unknown command {printable(text.encode())}; {ONLINE}")
 
     async def _send(self, text: str) -> None:
         to_user, place = (self._to_user, None) if self._to_user is not None else (None, self._place)
@@ -235,7 +258,7 @@ class Chat:
         number, _, body = rest.strip().partition(" ")
         number, body = number.removeprefix("#"), body.strip()
         if not number.isdecimal() or bool(body) != (command == "/edit"):
-            click.echo(f"-- {HELP}")
+            click.echo(f"-- {HELP[0]}")
             return
         try:
             if command == "/edit":
@@ -246,6 +269,12 @@ class Chat:
             click.echo(f"-- not changed: {refusal}")
         except TimeoutError:
             click.echo("-- no answer: the message may or may not have been changed")
+
+    async def _others(self) -> list[str]:
+        if self._to_user is not None:
+            return [self._to_user]
+        members = await self._client.groups.members(self._place)
+        return [one.user_id for one in members if one.user_id != self._user]
 
     async def _who(self) -> None:
         if self._to_user is not None:
@@ -270,6 +299,11 @@ class Chat:
                     click.echo(f"-- {left} messages have no receipt: {rest}")
                 return
             await asyncio.sleep(FINISH_STEP_S)
+
+
+def _help() -> None:
+    for line in HELP:
+        click.echo(f"-- {line}")
 
 
 async def _lines() -> AsyncIterator[str]:

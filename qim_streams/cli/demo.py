@@ -1,6 +1,9 @@
 """``qim demo``: a stack, real clients, real rooms, a verdict."""
 
+import os
+import secrets
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +14,7 @@ from qim_streams.errors import ConfigError
 from qim_streams.stack import plan
 
 if TYPE_CHECKING:
+    from qim_streams.demo.shows import Receiver
     from qim_streams.stack.run import Running
 
 TOKEN_TTL_S = 3_600
@@ -41,28 +45,38 @@ def trace_paths(folder: Path | None) -> list[Path]:
 def demo(state_dir: Path, traces: Path | None, scale: float, stay: bool) -> None:
     """Start a stack, talk through every level, play two real rooms, check every mailbox, stop.
 
+    Beside conversations: a chat room, presence, and a notification, whose provider and webhook are here.
     Exit code 0 when nothing was lost, duplicated or reordered, 1 otherwise.
     """
-    from qim_streams.stack.run import RunOptions, ServerOptions, run_stack
+    from qim_streams.demo.receiver import DemoReceiver, environment
+    from qim_streams.embedded.ports import free_ports
+    from qim_streams.stack.run import DEMO_TENANT, RunOptions, ServerOptions, run_stack
 
     paths = trace_paths(traces)
     began_s = time.monotonic()
+    (port,), secret = free_ports(1), secrets.token_urlsafe(48)
 
     async def play(running: "Running") -> int:
         click.echo(f"stack is up after {time.monotonic() - began_s:.1f} s; gateway {running.gateway_url}")
-        code = await _play(running, paths, scale)
+        async with DemoReceiver(port, secret) as receiver:
+            code = await _play(running, paths, scale, receiver)
         click.echo(f"admin API {running.api_url} (key in {running.state_dir / 'client.json'})")
         if stay:
             click.echo("the stack stays up; Ctrl-C stops it")
         return code
 
     options = RunOptions(plan.StackOptions(state_dir), ServerOptions(quick=True))
-    sys.exit(run_stack(options, play, stay=stay))
+    with tempfile.TemporaryDirectory(prefix="qim-demo-") as folder:
+        # The roles' settings come from this process's environment: there notifications lead to us.
+        os.environ.update(environment(Path(folder), port, secret, DEMO_TENANT))
+        code = run_stack(options, play, stay=stay)
+    sys.exit(code)
 
 
-async def _play(running: "Running", paths: list[Path], scale: float) -> int:
+async def _play(running: "Running", paths: list[Path], scale: float, receiver: "Receiver") -> int:
     from qim_streams.demo.levels import TraceProbe, place_lines
     from qim_streams.demo.run import run_demo
+    from qim_streams.demo.shows import chat_room, notification, presence
     from qim_streams.gateway.tokens import mint_token
     from qim_streams.roles.tracing import tracing
     from qim_streams.runtime import now_ms
@@ -75,7 +89,10 @@ async def _play(running: "Running", paths: list[Path], scale: float) -> int:
 
     async with tracing(running.settings) as deps:
         probe = TraceProbe(deps, DEMO_TENANT, now_ms)
-        report = await run_demo(running.gateway_url, mint, paths, click.echo, scale=scale, probe=probe)
+        shows = (chat_room, presence, notification(receiver))
+        report = await run_demo(
+            running.gateway_url, mint, paths, click.echo, scale=scale, probe=probe, shows=shows
+        )
         click.echo("")
         for line in [*place_lines(probe.trace), *report.lines()]:
             click.echo(line)

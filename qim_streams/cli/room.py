@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import click
 
 from qim_streams.cli.connect import client_of, connected, run, stack_options, token_option
+from qim_streams.cli.tail import printable
 from qim_streams.client import QimClient
 from qim_streams.client.discovery import StackAddress
 from qim_streams.client.room_tracker import Ended, Entered, Happened, Lost, NewEpoch, RoomDelivery, Said
@@ -145,7 +146,7 @@ def line_of(one: RoomDelivery) -> str:
     """A line for what happened."""
     match one:
         case Said(_, message):
-            return f"{message.room_seq} {message.sender_id}: {message.body.decode(errors='replace')}"
+            return f"{message.room_seq} {message.sender_id}: {printable(message.body)}"
         case Lost(_, first, last, reason):
             return f"-- {first} to {last} are lost ({reason})"
         case NewEpoch(_, restarted):
@@ -153,7 +154,7 @@ def line_of(one: RoomDelivery) -> str:
         case Entered(joined, again):
             return f"-- {'back in' if again else 'in'} {joined.room_id}, {joined.member_count} here"
         case Happened(event):
-            text = f": {event.text.decode(errors='replace')}" if event.text else ""
+            text = f": {printable(event.text)}" if event.text else ""
             about = f" {event.user_id}" if event.user_id else ""
             count = f" {event.member_count}" if event.member_count is not None else ""
             return f"-- {event.event}{about}{count}{text}"

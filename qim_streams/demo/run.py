@@ -1,10 +1,10 @@
 """The demonstration: short scenes, then real rooms, through every level, with a verdict at the end.
 
 Invariants: the report is clean only when every message was acknowledged, every mailbox is exactly what
-the trace says, and every scene satisfies the oracle; nothing is left open. What is not played (edits,
-recalls, reactions) is said.
+the trace says, every scene satisfies the oracle, and no show has a complaint; nothing is left open. What
+is not played (edits, recalls, reactions) is said.
 
-Spec: §1, §3 to §7.
+Spec: §1, §3 to §7, §10.
 """
 
 import asyncio
@@ -20,6 +20,7 @@ from qim_streams.demo.people import People
 from qim_streams.demo.player import PlayOptions, RoomPlayer, RoomReport
 from qim_streams.demo.ports import LEVELS, LevelProbe, MintToken, Say
 from qim_streams.demo.scenes import SCENES, Judgement, Scene
+from qim_streams.demo.shows import PlayShow, Show
 from qim_streams.demo.traces import Trace, read_trace
 
 EXIT_CLEAN, EXIT_NOT_CLEAN = 0, 1
@@ -31,6 +32,7 @@ class DemoReport:
     """Everything that was played and what came of it."""
 
     scenes: list[Scene] = field(default_factory=list)
+    shows: list[Show] = field(default_factory=list)
     rooms: list[RoomReport] = field(default_factory=list)
     levels: Mapping[str, int | None] | None = None
     seconds: float = 0.0
@@ -43,7 +45,8 @@ class DemoReport:
     @property
     def clean(self) -> bool:
         """Whether nothing was lost, duplicated, reordered or delivered to the wrong people."""
-        return all(room.clean for room in self.rooms) and not any(one.texts for one in self.judgements)
+        played = all(room.clean for room in self.rooms) and not any(one.texts for one in self.judgements)
+        return played and not any(show.complaints for show in self.shows)
 
     @property
     def exit_code(self) -> int:
@@ -53,6 +56,7 @@ class DemoReport:
     def lines(self) -> list[str]:
         """The summary for a terminal."""
         lines = [line for scene in self.scenes for line in _scene_lines(scene)]
+        lines += [line for show in self.shows for line in _show_lines(show)]
         lines += [line for room in self.rooms for line in _room_lines(room)]
         lines += _level_lines(self.levels)
         total = Verdict()
@@ -83,9 +87,10 @@ async def run_demo(
     scale: float = 1.0,
     options: PlayOptions | None = None,
     probe: LevelProbe | None = None,
+    shows: Sequence[PlayShow] = (),
     run: str | None = None,
 ) -> DemoReport:
-    """Play the scenes, then all rooms side by side; says what happens, returns the report.
+    """Play the scenes and `shows`, then all rooms side by side; says what happens, returns the report.
 
     `scale` (0 < scale <= 1) plays that share of each trace. `run` marks users and groups of this run; by
     default the time. ConfigError for a bad trace, before anything is played.
@@ -101,6 +106,7 @@ async def run_demo(
             say,
             options,
             probe,
+            shows,
         )
     report.seconds = time.monotonic() - began_s
     return report
@@ -113,20 +119,30 @@ async def _play(
     say: Say,
     options: PlayOptions | None,
     probe: LevelProbe | None,
+    shows: Sequence[PlayShow],
 ) -> None:
     async with crowd as people:
-        for play in SCENES:
-            scene = await play(people)
-            report.scenes.append(scene)
-            say(_scene_lines(scene)[0])
-            if probe is not None and scene.name == SAMPLE_SCENE:
-                report.levels = await _levels(probe, scene)
+        beside = asyncio.gather(*(show(people) for show in shows))  # waiting is most of them
+        try:
+            for play in SCENES:
+                scene = await play(people)
+                report.scenes.append(scene)
+                say(_scene_lines(scene)[0])
+                if probe is not None and scene.name == SAMPLE_SCENE:
+                    report.levels = await _levels(probe, scene)
+            report.shows = list(await beside)
+        finally:
+            beside.cancel()
+        for show in report.shows:
+            say(show.line)
         players = [RoomPlayer(room, people, options or PlayOptions(), say) for room in rooms]
         for trace in rooms:
             counts = trace.counts()
             played = ", ".join(f"{counts[kind]:,} {kind}" for kind in ("join", "leave", "message", "reply"))
             say(f"{trace.name}: playing {played}")
         report.rooms = list(await asyncio.gather(*(player.play() for player in players)))
+        for show in report.shows:
+            show.settle()
 
 
 async def _levels(probe: LevelProbe, scene: Scene) -> Mapping[str, int | None]:
@@ -154,6 +170,10 @@ def _scene_lines(scene: Scene) -> list[str]:
         f"{state}"
     )
     return [head, *(f"  {text}" for text in found[:5])]
+
+
+def _show_lines(show: Show) -> list[str]:
+    return [show.line, *(f"  {text}" for text in show.complaints[:5])]
 
 
 def _room_lines(room: RoomReport) -> list[str]:

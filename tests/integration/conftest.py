@@ -17,6 +17,9 @@ def whole_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackProce
     with StackProcess(tmp_path_factory.mktemp("whole") / "stack", "--quick", "--web") as stack:
         yield stack
         assert stack.refused_commands() == []  # of Redis, under the roles' user
+        # A role that ends by itself is started again, which waits hide from a test.
+        died = {role.name: role.restarts for role in stack.status().roles if role.restarts}
+        assert not died, f"{died}\n{stack.log_ends()}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
