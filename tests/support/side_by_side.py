@@ -15,6 +15,7 @@ import pytest
 TOGETHER = {
     "tests/integration/commit/*": "the servers of the writers",
     "tests/integration/history/*_stack.py": "the whole stack",
+    "tests/integration/hostile/*": "the whole stack",
     "tests/integration/loadgen/test_bench.py": "the whole stack",
     "tests/integration/scenarios/*": "the whole stack",
 }
