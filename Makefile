@@ -71,15 +71,24 @@ $(TOOLS)/.ready: Makefile
 	@$(TOOLS)/bin/python -m pip install -q --disable-pip-version-check pip-audit==2.10.1 cyclonedx-bom==7.5.0
 	@touch $@
 
+# An index that only serves packages knows of no weaknesses, and pip-audit says "not found" of each: nothing was
+# looked at, which must not be taken for an answer.
 audit: $(VENV)/.ready $(TOOLS)/.ready ## known weaknesses of the packages that are pinned (asks PyPI)
-	@$(TOOLS)/bin/pip-audit --strict --disable-pip --no-deps -r constraints.txt $(ARGS)
+	@said=$$(mktemp); $(TOOLS)/bin/pip-audit --strict --disable-pip --no-deps -r constraints.txt $(ARGS) > $$said 2>&1; \
+	  code=$$?; cat $$said; \
+	  if grep -qE 'not found on PyPI|ConnectionError|Max retries|timed out' $$said; then code=2; echo; \
+	    echo "make audit: NOTHING WAS AUDITED: this machine cannot ask https://pypi.org/pypi/<package>/json (a mirror or"; \
+	    echo "a proxy that only serves packages is not enough). Run it where that address answers, or ask the database of"; \
+	    echo "OSV, https://api.osv.dev, by: make audit ARGS='-s osv'"; fi; \
+	  rm -f $$said; exit $$code
 
 sbom: $(VENV)/.ready $(TOOLS)/.ready ## what is installed, as CycloneDX: sbom.cdx.json
 	@$(TOOLS)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible -o sbom.cdx.json $(BIN)/python
 	@echo "sbom.cdx.json: $$($(BIN)/python -c 'import json; print(len(json.load(open("sbom.cdx.json"))["components"]))') components"
 
-docs: $(VENV)/.ready ## write the generated pages
+docs: $(VENV)/.ready ## write the generated pages, and the reference of the Python API into build/reference
 	@$(BIN)/python -m qim_streams.wire.document > docs/protocol.md
+	@$(BIN)/python -m docs.reference
 
 clean: ## remove the environment and all state
-	@rm -rf $(VENV) $(TOOLS) $(STATE) sbom.cdx.json
+	@rm -rf $(VENV) $(TOOLS) $(STATE) build sbom.cdx.json

@@ -64,7 +64,10 @@ class History:
         limit: int = PAGE,
         timeout_s: float | None = None,
     ) -> AsyncIterator[HistoryPage]:
-        """Page after page to the end, at least one. `timeout_s` is for each."""
+        """Page after page to the end, at least one. `timeout_s` is for each.
+
+        Errors as of a single page, and ProtocolError when a page covers nothing and promises more.
+        """
         while True:
             page = await self(
                 conversation_id, direction=direction, anchor=anchor, limit=limit, timeout_s=timeout_s

@@ -163,7 +163,10 @@ class Rooms:
         )
 
     async def join(self, room_id: str, *, replay: int = REPLAY, timeout_s: float = 30.0) -> ClientRoom:
-        """Enter a room and stay in it over connections. AdmissionRefused, ClientStopped, TimeoutError."""
+        """Enter a room and stay in it over connections. AdmissionRefused, ClientStopped, TimeoutError.
+
+        ValueError: this client is in it already. After an error it is not in the room.
+        """
         if room_id in self._rooms:
             raise ValueError(f"this client is in {room_id} already: use the room of the first join")
         room = self._rooms[room_id] = ClientRoom(self, room_id, replay)

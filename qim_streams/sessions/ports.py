@@ -162,22 +162,6 @@ class UserStateArchive(UserStateReader, Protocol):
         """Make states durable. Of one address the highest version stands. StoreUnavailable: repeat."""
 
 
-class HeadQuery(NamedTuple):
-    """A conversation, and the number above which its records are wanted.
-
-    No records come when the conversation still ends with the number `known_seq` and the message `known_id`:
-    the caller has them. Nothing at all comes when it ends at or below `skip_to`. `seen` is what came before:
-    if the answer is the same, the very object comes again.
-    """
-
-    conversation_id: str
-    above_seq: int
-    known_seq: int = -1
-    known_id: bytes = b""
-    skip_to: int = -1
-    seen: "HeadView | None" = None
-
-
 class HeadView(NamedTuple):
     """A conversation as one user meets it, and its newest records, read in one atomic step.
 
@@ -205,6 +189,22 @@ class HeadView(NamedTuple):
     last_id: bytes = b""
     unchanged: bool = False
     raw: object = None
+
+
+class HeadQuery(NamedTuple):
+    """A conversation, and the number above which its records are wanted.
+
+    No records come when the conversation still ends with the number `known_seq` and the message `known_id`:
+    the caller has them. Nothing at all comes when it ends at or below `skip_to`. `seen` is what came before:
+    if the answer is the same, the very object comes again.
+    """
+
+    conversation_id: str
+    above_seq: int
+    known_seq: int = -1
+    known_id: bytes = b""
+    skip_to: int = -1
+    seen: HeadView | None = None
 
 
 class ConversationHeads(Protocol):

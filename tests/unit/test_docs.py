@@ -89,7 +89,7 @@ def missing_paths(text: str, page: str = "README.md") -> list[str]:
     for span in spans(text):
         path, _, name = span.partition("::")
         is_path = _PATH.fullmatch(path) and ("/" in path or path.endswith(SUFFIXES))
-        if not is_path or path.startswith((".venv/", ".qim/")):
+        if not is_path or path.startswith((".venv/", ".qim/", "build/")):
             continue
         found = _resolved(path.rstrip("/"), page)
         if not found or (name and not any(_mentions(one, name) for one in found)):
