@@ -64,9 +64,11 @@ class AuditLog:
         with contextlib.ExitStack() as opened:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                self._lock = _locked(path)
-                opened.callback(os.close, self._lock)
-                self._file = _opened(path)
+                self._locks = []
+                if bounds.bytes_max:  # else nothing is renamed, and the directory need not be ours
+                    self._locks.append(_held(audit_files.lock_beside(path), path))
+                    opened.callback(os.close, self._locks[0])
+                self._file = _held(path, path)
                 opened.callback(os.close, self._file)
                 self._resume()
             except OSError as error:
@@ -110,8 +112,8 @@ class AuditLog:
 
     def close(self) -> None:
         """Give the file up."""
-        os.close(self._file)
-        os.close(self._lock)
+        for one in (self._file, *self._locks):
+            os.close(one)
 
     async def _append(self, fields: dict[str, Any]) -> int:
         """Shielded: a request that goes away leaves neither half a step nor a line that nobody follows."""
@@ -171,19 +173,19 @@ class AuditLog:
         audit_files.drop(self._path, self._bounds.files_max)
 
 
-def _opened(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _held(path: Path, log_path: Path) -> int:
+    """The descriptor of a file that this process holds: the log's, and of the lock beside it.
 
-
-def _locked(path: Path) -> int:
-    """The descriptor of the lock beside the log, which stays when the log is continued in another file."""
-    lock = _opened(path.with_name(f".{path.name}.lock"))
+    The one beside it stays when the log is continued. ConfigError when another process has it.
+    """
+    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        os.close(lock)
-        raise ConfigError(f"audit_file: {path}: another process writes it; name another file") from None
-    return lock
+        os.close(file)
+        what = "another process writes it; name another file"
+        raise ConfigError(f"audit_file: {log_path}: {what}") from None
+    return file
 
 
 def _short(value: object) -> object:

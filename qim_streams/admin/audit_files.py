@@ -11,6 +11,7 @@ Spec: §14.9.
 """
 
 import contextlib
+import fcntl
 import logging
 import os
 import re
@@ -37,6 +38,11 @@ def older(path: Path) -> list[Path]:
 def all_files(path: Path) -> list[Path]:
     """All files of a log, the oldest first."""
     return [*older(path), *([path] if path.exists() else [])]
+
+
+def lock_beside(path: Path) -> Path:
+    """The file whose lock says who continues the log."""
+    return path.with_name(f".{path.name}.lock")
 
 
 def tail(path: Path, size: int) -> tuple[bytes, bool]:
@@ -83,6 +89,7 @@ def replace(path: Path, last_number: int, first_line: bytes) -> int:
     coming, former = path.with_name(f".{path.name}.next"), path.with_name(f"{path.name}.{last_number:012}")
     descriptor = os.open(coming, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # before anybody can know it by its name
         if os.write(descriptor, first_line) != len(first_line):
             raise OSError(0, "a line was cut off")
         os.fsync(descriptor)

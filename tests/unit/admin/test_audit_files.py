@@ -156,6 +156,31 @@ async def test_another_file_is_not_written_into(tmp_path: Path, content: bytes) 
     assert path.read_bytes() == content
 
 
+async def test_one_process_writes_whatever_its_bounds(tmp_path: Path) -> None:
+    """Also after the file was continued, and beside one that never continues it."""
+    path = tmp_path / "audit.jsonl"
+    for ours in (SMALL, AuditBounds(0)):
+        log = await filled(path, 50, ours)
+        for theirs in (SMALL, AuditBounds(0)):
+            with pytest.raises(ConfigError, match="another process"):
+                AuditLog(path, now_ms, theirs)
+        log.close()
+    (await filled(path, 1)).close()
+    assert wrong(path) == []
+
+
+async def test_without_a_bound_nothing_is_made_beside_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its directory may be somebody else's."""
+    path = tmp_path / "audit.jsonl"
+    monkeypatch.setattr(audit_files, "lock_beside", lambda _: tmp_path / "away" / "lock")
+    (await filled(path, 3, AuditBounds(0))).close()
+    with pytest.raises(ConfigError, match="audit_file"):
+        AuditLog(path, now_ms, SMALL)
+    assert os.listdir(tmp_path) == ["audit.jsonl"]
+
+
 @pytest.mark.parametrize("step", ["rename", "new file"])
 async def test_a_crash_between_the_steps_of_continuing(tmp_path: Path, step: str) -> None:
     path = tmp_path / "audit.jsonl"
