@@ -14,6 +14,7 @@ from prometheus_client import REGISTRY
 
 import qim_streams
 from qim_streams.gateway.metrics import GatewayCounters
+from qim_streams.roles import archiver, fanout, mailbox, notification, qsession
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "docker" / "prometheus" / "rules.yaml"
@@ -77,6 +78,34 @@ def test_labels_of_aggregations_exist(series: dict[str, set[str]]) -> None:
     for where, expression in expressions():
         for labels in re.findall(r"by \(([^)]*)\)", expression):
             assert {label.strip() for label in labels.split(",")} <= known, f"{where}: {labels}"
+
+
+NAMES_OF_ROLES = {  # as scrapers name the target (containers, `qim up`) -> as the worker names itself
+    "archiver": archiver.ROLE,
+    "fanout": fanout.ROLE,
+    "mailbox": mailbox.ROLE,
+    "notification": notification.ROLE,
+    "qsession": qsession.ROLE,
+}
+
+
+def test_a_matcher_knows_both_names_of_a_role() -> None:
+    """A target's label `role` takes the place of the metric's own, unless the scraper is told otherwise."""
+    checked = 0
+    for where, expression in expressions():
+        for operator, value in re.findall(r'role(=~|!~|=|!=)"([^"]*)"', expression):
+            for target, own in NAMES_OF_ROLES.items():
+                pattern = value if "~" in operator else re.escape(value)
+                meets = [re.fullmatch(pattern, one) is not None for one in (target, own)]
+                assert meets[0] == meets[1], f"{where}: role{operator}{value} knows {target} or {own} only"
+            checked += 1
+    assert checked >= 4
+
+
+def test_runbooks_show_the_expression_of_their_alert() -> None:
+    for rule in alerts():
+        page = (ROOT / rule["annotations"]["runbook"]).read_text()
+        assert " ".join(rule["expr"].split()) in " ".join(page.split()), rule["alert"]
 
 
 def test_every_alert_has_a_page_and_every_page_an_alert() -> None:
