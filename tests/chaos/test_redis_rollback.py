@@ -38,6 +38,7 @@ LOST_BYTES = 4_096
 HEARD_S = 45.0  # sessions that say nothing are closed later than that
 GONE_S = 20.0
 BACK_S = 90.0
+READY_S = 180.0  # the third process that dies in a minute waits before it comes back
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +142,16 @@ def told(wire: WireClient) -> bool:
     return bool(wire.pushed()) or not wire.is_open or any(isinstance(one, LiveLost) for one in wire.frames)
 
 
+def all_back(stack: StackProcess) -> None:
+    """Until every role serves again; else who does not, and why."""
+    try:
+        stack.wait_all_ready(READY_S)
+    except AssertionError as error:
+        late = [f"{one.name}: {one.state.value} {one.reasons}" for one in stack.status().roles
+                if one.state.value != "ready"]  # fmt: skip
+        raise AssertionError(f"{error}: {late}\n{stack.log_ends(12)}") from None
+
+
 def is_dead(pid: int) -> bool:
     """Whether a process has ended; its parent, who is held, has not noticed yet."""
     try:
@@ -172,7 +183,7 @@ async def test_redis_forgets_its_last_second(
                 await newcomers.come(2)
                 least = 0 if number % 2 == 0 else chance.randint(0, LOST_BYTES)
                 lost.append(await asyncio.to_thread(log.lose, seconds, least))
-                await asyncio.to_thread(stack.wait_all_ready, BACK_S)
+                await asyncio.to_thread(all_back, stack)
                 heard += await newcomers.are_told()
         await traffic.more_acks(80, BACK_S)
     figures |= {"losses": losses, "bytes lost": sum(lost), "most lost at once, bytes": max(lost)}
