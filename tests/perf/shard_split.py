@@ -41,6 +41,7 @@ class Asked(NamedTuple):
     """What the command line says."""
 
     shards: int
+    outboxes: int
     splits: int
     before_s: int
     split_s: int
@@ -56,7 +57,11 @@ class Asked(NamedTuple):
 def environment(asked: Asked) -> dict[str, str]:
     """Settings of the stack."""
     room = asked.shards << asked.splits
-    return {"QIM_MAILBOX_SHARDS": str(asked.shards), "QIM_MAILBOX_SHARDS_MAX": str(room)}
+    return {
+        "QIM_MAILBOX_SHARDS": str(asked.shards),
+        "QIM_MAILBOX_SHARDS_MAX": str(room),
+        "QIM_OUTBOX_PARTITIONS": str(asked.outboxes),
+    }
 
 
 def split(stack: RunningStack) -> list[tuple[float, str]]:
@@ -157,6 +162,7 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Asked, BenchO
         formatter_class=argparse.RawTextHelpFormatter,
     )
     parser.add_argument("--shards", type=int, default=16, metavar="N", help="before the first split")
+    parser.add_argument("--outboxes", type=int, default=8, metavar="N", help="Outbox partitions")
     parser.add_argument("--splits", type=int, default=1, metavar="N", help="of all shards, in a row")
     parser.add_argument("--rate", type=float, default=500.0, help="messages a second")
     parser.add_argument("--connections", type=int, default=200, metavar="N", help="devices that talk")
@@ -171,11 +177,11 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Asked, BenchO
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     args = parser.parse_args(argv)
-    asked = Asked(args.shards, args.splits, args.before, args.during, args.after, args.gap_max)
+    asked = Asked(args.shards, args.outboxes, args.splits, args.before, args.during, args.after, args.gap_max)
     if not (1 <= asked.splits <= 4 and 1 <= asked.shards << asked.splits <= 256):
         parser.error("--shards, --splits: 1 to 4 splits, up to 256 shards in the end")
-    if min(asked.before_s, asked.split_s, asked.after_s) < 1:
-        parser.error("--before, --during, --after: at least one second each")
+    if min(asked.outboxes, asked.before_s, asked.split_s, asked.after_s) < 1:
+        parser.error("--outboxes, --before, --during, --after: at least one (second) each")
     options = BenchOptions(
         rate=args.rate, duration_s=asked.load_s, warm_up_s=WARM_UP_S, processes=1,
         connections=args.connections, users=args.connections, seed=args.seed,

@@ -46,6 +46,7 @@ GIVE_UP_S = 90.0
 CALM_S = 1.0  # between two rounds, after everything is ready
 STAND_BY_SLOT = 50
 LISTENERS = 8
+SHARED = {"QIM_OUTBOX_PARTITIONS": "4"}  # enough for two workers to have some each
 FIRST_DEATH = ("--backoff", str(RestartPolicy().backoff_first_s))  # every round is a first one
 
 
@@ -225,7 +226,7 @@ def main() -> None:
     print(f"seed {asked.seed}, load average {[round(one, 1) for one in os.getloadavg()]}")
     with (
         tempfile.TemporaryDirectory(prefix="qim-takeover-") as folder,
-        StackProcess(Path(folder) / "stack", *FIRST_DEATH, env=PRODUCT_CLOCKS) as stack,
+        StackProcess(Path(folder) / "stack", *FIRST_DEATH, env=PRODUCT_CLOCKS | SHARED) as stack,
     ):
         try:
             asyncio.run(measure(stack, asked.roles, asked.how, asked.rounds, asked.seed, found))

@@ -35,7 +35,11 @@ def test_there_is_room_for_every_split():
     _, asked, options = shard_split.parse(
         ["--shards", "4", "--splits", "2", "--before", "7", "--during", "20"]
     )
-    assert shard_split.environment(asked) == {"QIM_MAILBOX_SHARDS": "4", "QIM_MAILBOX_SHARDS_MAX": "16"}
+    assert shard_split.environment(asked) == {
+        "QIM_MAILBOX_SHARDS": "4",
+        "QIM_MAILBOX_SHARDS_MAX": "16",
+        "QIM_OUTBOX_PARTITIONS": "8",
+    }
     assert options.duration_s == asked.load_s == 37
 
 
