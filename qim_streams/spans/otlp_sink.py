@@ -78,7 +78,7 @@ class OtlpSink:
             certificate_file=None if self._ca_file is None else str(self._ca_file),
             timeout=EXPORT_TIMEOUT_S,
         )
-                # Who is sampled was decided from the message_id; here everything goes.
+        # Who is sampled was decided from the message_id; here everything goes.
         self._provider = TracerProvider(
             ALWAYS_ON, Resource.create(self._about), shutdown_on_exit=False, id_generator=self._ids
         )
