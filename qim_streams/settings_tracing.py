@@ -1,8 +1,8 @@
 """The settings of OpenTelemetry traces: a part of `settings.Settings`, in a file of their own.
 
 One switch: `tracing_endpoint`. Where it is empty, and by default it is, no stage does anything for traces and
-no package of OpenTelemetry is imported. All roles need the same ratio: each decides for itself which messages
-are sampled, by the same rule from the message_id.
+nothing that makes or sends spans is imported. All roles need the same ratio: each decides for itself which
+messages are sampled, by the same rule from the message_id.
 
 Spec: §1.
 """

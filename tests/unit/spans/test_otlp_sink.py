@@ -1,5 +1,6 @@
 """OtlpSink with the SDK of OpenTelemetry and a collector in this process; and without the SDK."""
 
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -81,6 +82,20 @@ def test_without_the_packages_it_says_which_extra_to_install(monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(ConfigError, match=r"tracing_endpoint: .*qim-streams\[otel\].*QIM_TRACING_ENDPOINT"):
         sink_for("http://127.0.0.1:1/v1/traces").start()
+
+
+def test_where_tracing_is_off_nothing_of_the_sdk_is_imported() -> None:
+    """Of what makes and sends spans: redis-py looks for the SDK's metrics by itself."""
+    script = (
+        "import sys, qim_streams.roles.writer\n"
+        "from qim_streams.roles.spans import compose_spans\n"
+        "from qim_streams.settings import load_settings\n"
+        "assert compose_spans(load_settings(tracing_endpoint=''), 'writer') is None\n"
+        "ours = ('opentelemetry.sdk.trace', 'opentelemetry.exporter')\n"
+        "print([one for one in sys.modules if one.startswith(ours)])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
 
 
 # -- settings
