@@ -16,7 +16,7 @@ from tests.support.battlefield import GROWTH_MAX, Battlefield
 from tests.support.honest import Honest
 from tests.support.raw_websocket import Ending, header, masked, provoke, upgrade
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(540)]
 
 LIMIT = limits.FRAME_BYTES_MAX
 CODED = {WS_CLOSE_BASE + row.code for row in TABLE if row.closes}

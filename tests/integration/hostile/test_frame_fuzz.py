@@ -26,7 +26,7 @@ from qim_streams.wire.frames import Auth, AuthOk, Error, Goodbye, Ping, Pong, Se
 from tests.support.battlefield import Battlefield
 from tests.support.honest import Honest
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(540)]
 
 NAMES = {row.name for row in TABLE}
 CLOSING = {WS_CLOSE_BASE + row.code for row in TABLE if row.closes}

@@ -21,7 +21,7 @@ from tests.support.battlefield import Battlefield
 from tests.support.crafted_ids import INJECTIONS
 from tests.support.honest import Honest
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(540)]
 
 OWN = "injector"
 IDS = [

@@ -11,7 +11,7 @@ from qim_streams.console.assets import load_assets
 from tests.support.battlefield import Battlefield
 from tests.support.honest import Honest
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(540)]
 
 UP = (
     "..",

@@ -25,7 +25,7 @@ from tests.support.battlefield import Battlefield
 from tests.support.crafted_ids import aliases, other_ids
 from tests.support.honest import Honest
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(540)]
 
 OWN = "attacker"
 # Every spelling in the long form, some of them every day.
