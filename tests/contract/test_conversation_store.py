@@ -350,6 +350,23 @@ async def test_a_store_that_lost_an_acknowledged_call_says_so(hot_client: RedisC
         await tier.conversations.commit(partition, epoch, [request("g", "ann", "m2", message_id(6))])
 
 
+async def test_D7_a_record_at_the_next_number_does_not_stick(hot_client: RedisClient) -> None:
+    """D7: somebody's bytes lie where the next two messages belong: both are committed and found again."""
+    tier = redis_tier(hot_client)
+    partition, epoch = await tier.group("g", {"ann": "owner"})
+    await tier.conversations.commit(partition, epoch, [request("g", "ann", "m1", message_id(5))])
+    for seq in (2, 3):
+        await hot_client.hset(base(partition) + f"r:{TENANT}:g", str(seq), "of a writer that is gone")
+    pair = [request("g", "ann", name, message_id(at)) for name, at in (("m2", 6), ("m3", 7))]
+    results = await tier.conversations.commit(partition, epoch, pair)
+    assert [(one.status, one.conversation_seq) for one in results] == [(S.NEW, 2), (S.NEW, 3)]
+    again = await tier.conversations.commit(partition, epoch, pair)
+    assert [(one.status, one.conversation_seq) for one in again] == [
+        (S.REPEAT_RESERVED, 2),
+        (S.REPEAT_RESERVED, 3),
+    ]
+
+
 async def test_scripts_are_sent_again_after_the_server_forgot_them(hot_client: RedisClient) -> None:
     tier = redis_tier(hot_client)
     chats = [f"chat{n}" for n in range(8)]

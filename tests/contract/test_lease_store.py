@@ -72,6 +72,7 @@ async def test_a_released_lease_is_free_and_its_epoch_stays(tier: HotTier) -> No
 
 
 async def test_an_expired_lease_goes_to_another_node_with_a_new_epoch(hot_client: RedisClient) -> None:
+    """T-Z2: a lease ends by the server's clock alone: claimants have none to disagree with it."""
     leases = redis_tier(hot_client).leases
     grant = await leases.acquire("s:1", "a", 1, "host:1", 60)
     assert isinstance(grant, Grant)

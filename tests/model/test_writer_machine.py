@@ -2,7 +2,7 @@
 
 Steps: send, repeat, repeat with another body, bursts, acknowledgements held back, lost requests and answers
 of the store, a power loss of the store, a crash at every failpoint, a takeover behind the back of a paused
-owner, clocks set back, joins and leaves. Checked after each step: P1 to P5, P14, I1 to I5; once healed:
+owner, clocks set back (T-Z2), joins, leaves. Checked after each step: P1 to P5, P14, I1 to I5; once healed:
 nothing pending, no number without a message, everybody has an answer (C1, C5, T-K1).
 """
 

@@ -1,4 +1,4 @@
-"""Order, own messages and membership over a real stack: A8, D11, F1, G1, G2. Spec: §4, §5, §9."""
+"""Order, own messages and membership over a real stack: A8, D11, F1, G1, G2, G4. Spec: §4, §5, §9."""
 
 import asyncio
 
@@ -142,3 +142,34 @@ async def test_G2_re_invited_members_get_what_is_said_while_they_are_in(
     assert seqs(await cid.mailbox(4), group) == [1, 2, 3, 4]
     rows = {row.user_id for row in await owner.groups.members(group)}
     assert rows == {ann.user_id, ben.user_id, cid.user_id}
+
+
+async def test_G4_a_dismissed_group_ends_in_the_middle_of_a_stream(cast: Cast) -> None:
+    """Dismissed while two people talk, 100 messages a second: every send has its receipt or DISMISSED, all
+    numbers are below the end, entries are exactly the receipts, and nothing can be said any more."""
+    ann, ben, cid = cast.people("ann", "ben", "cid")
+    group = cast.group()
+    talkers = [await one.online(per_conversation_inflight=16, inflight_max=64) for one in (ann, ben)]
+    await talkers[0].groups.create([ben.user_id, cid.user_id], conversation_id=group)
+
+    async def say(number: int) -> int | str:
+        try:
+            receipt = await talkers[number % 2].send(b"m%d" % number, conversation_id=group)
+        except AdmissionRefused as refusal:
+            return refusal.code
+        return receipt.conversation_seq
+
+    loop, sends = asyncio.get_running_loop(), []
+    began_s = loop.time()
+    for number in range(MESSAGES):
+        await asyncio.sleep(max(0.0, began_s + number / 100 - loop.time()))
+        sends.append(cast.background(say(number)))
+        if number == MESSAGES // 2:
+            await talkers[0].groups.dismiss(group)
+    said = await asyncio.gather(*sends)
+    taken = sorted(one for one in said if isinstance(one, int))
+    assert {one for one in said if isinstance(one, str)} == {"DISMISSED"}
+    assert taken == list(range(1, len(taken) + 1))
+    assert seqs(await cid.mailbox(len(taken)), group) == taken
+    assert await say(0) == "DISMISSED"
+    assert seqs(await cid.mailbox(len(taken)), group) == taken

@@ -55,7 +55,7 @@ class Pipeline:
         for number in range(count):
             target = number % self.config.partitions if partition is None else partition
             self._producer.produce(self.config.source, value, partition=target)
-        assert self._producer.flush(30) == 0
+        assert self._flush() == 0
 
     def feed_live(self, count: int, per_second: float) -> threading.Thread:
         """Start feeding `count` records at a rate, in a thread."""
@@ -79,11 +79,16 @@ class Pipeline:
                     ahead = started + number / per_second - time.monotonic()
                     if ahead > 0:
                         time.sleep(ahead)
-            self._producer.flush(30)
+            self._flush()
 
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
         return thread
+
+    def _flush(self) -> None:
+        """Until the log has everything: what came later would look lost."""
+        left = self._producer.flush(120)
+        assert not left, f"{left} records are not in the log after 120 s"
 
     def ends(self, topic: str) -> dict[int, int]:
         """The end offset of every partition of `topic`."""

@@ -1,7 +1,8 @@
-"""Workers join, leave and die under load: nothing lost, nothing reordered (T-B1; B1 B2 B5 B7)."""
+"""Workers join, leave and die under load: nothing lost, nothing reordered (T-B1, T-A4; B1 B2 B5 B7)."""
 
 import os
 import random
+import signal
 import threading
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ pytestmark = [pytest.mark.integration]
 
 PER_SECOND = 800.0
 SHORT, LONG = 4, 250  # rounds
+THREE_S = 600.0  # of three workers who die in turn; QIM_TEST_SECONDS shortens it
 
 
 @pytest.mark.parametrize(
@@ -80,4 +82,51 @@ def test_a_peer_bounces_twice_within_one_slow_batch(kafka: EmbeddedKafka, tmp_pa
     verdict = judge(pipeline.outputs(), pipeline.expected(), pipeline.watermarks())
     assert verdict.clean
     assert verdict.repeated == 0  # every leave was clean
+    assert pipeline.committed() == pipeline.ends(pipeline.config.source)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_three_workers_die_again_and_again(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    """T-A4: one of three workers, picked at random, is killed or asked to leave every few seconds and comes
+    back under its name, for ten minutes: every record is in the output, in order, and no watermark lied."""
+    pipeline = Pipeline(kafka.bootstrap, tmp_path, "three")
+    seed = int(os.environ.get("QIM_TEST_SEED") or random.randrange(2**32))
+    duration_s = float(os.environ.get("QIM_TEST_SECONDS") or THREE_S)
+    print(f"seed {seed}, {duration_s} s")
+    chance = random.Random(seed)
+    kills = leaves = 0
+    try:
+        workers = {name: pipeline.start(name) for name in ("one", "two", "three")}
+        for name in workers:
+            pipeline.wait_logged(name, "starts at offset")
+        fed = threading.Event()
+        feeder = pipeline.feed_until(fed, PER_SECOND / 4)
+        until_s = time.monotonic() + duration_s
+        while time.monotonic() < until_s:
+            time.sleep(chance.uniform(0.5, 6.0))  # a fault's moment, not a wait for something
+            name = chance.choice(sorted(workers))
+            if chance.random() < 0.6:
+                workers[name].kill()
+                kills += 1
+            else:
+                # Who came back a moment ago may not listen to signals yet, and dies of this one.
+                assert pipeline.stop(workers[name]) in (0, -signal.SIGTERM)
+                leaves += 1
+            for other, worker in workers.items():
+                assert other == name or worker.poll() is None, pipeline.log_text(other)[-3000:]
+            workers[name] = pipeline.start(name)
+        fed.set()
+        feeder.join()
+        pipeline.wait_processed(120)
+        for name, worker in workers.items():
+            pipeline.wait_logged(name, "starts at offset")
+            assert pipeline.stop(worker) == 0
+    finally:
+        pipeline.close()
+    outputs = pipeline.outputs()
+    verdict = judge(outputs, pipeline.expected(), pipeline.watermarks())
+    print(f"{kills} kills, {leaves} leaves, {sum(map(len, outputs.values()))} records, {verdict}")
+    assert verdict.clean
+    assert verdict.repeated <= kills * pipeline.config.partitions * 200
     assert pipeline.committed() == pipeline.ends(pipeline.config.source)
