@@ -55,7 +55,7 @@ class Pipeline:
         for number in range(count):
             target = number % self.config.partitions if partition is None else partition
             self._producer.produce(self.config.source, value, partition=target)
-        assert self._flush() == 0
+        self._flush()
 
     def feed_live(self, count: int, per_second: float) -> threading.Thread:
         """Start feeding `count` records at a rate, in a thread."""
