@@ -122,8 +122,8 @@ async def test_the_api_keeps_what_its_document_promises(field: Battlefield, hone
 @pytest.mark.slow
 async def test_the_api_keeps_what_its_document_promises_for_long(field: Battlefield, honest: Honest) -> None:
     """The long form."""
-    seen = await asyncio.to_thread(fuzz, field, 40, 1_000)
-    assert seen[422] > 200
+    seen = await asyncio.to_thread(fuzz, field, 12, 1_000)
+    assert seen[422] > 100
 
 
 async def test_nobody_without_a_key_gets_further(field: Battlefield) -> None:
