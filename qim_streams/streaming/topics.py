@@ -8,6 +8,7 @@ Spec: §2, §4.
 """
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 Profile = Literal["dev", "production"]
 PARTITIONS_MAX = 4_096
 _ADMIN_TIMEOUT_S = 30.0
+_SEEN_POLL_S = 0.05
 _ANSWER_TIMEOUT_S = 10.0  # a broker that is there lists its topics at once
 _Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,199}$")]
 
@@ -217,7 +219,8 @@ def admin_client(brokers: Brokers) -> AdminClient:
 def apply(admin: AdminClient, topics: Mapping[str, ResolvedTopic]) -> list[str]:
     """Create what is missing and return the names created. Blocking. Existing topics stay as they are.
 
-    ConfigError with the broker's reason when one cannot be created; safe to run twice at once.
+    Afterwards the log tells of all of them: a broker answers before its own metadata has what was created.
+    ConfigError with the broker's reason when one cannot be created, or is not told of. Safe to run at once.
     """
     existing = _existing(admin)
     wanted = [topic for name, topic in topics.items() if name not in existing]
@@ -240,7 +243,33 @@ def apply(admin: AdminClient, topics: Mapping[str, ResolvedTopic]) -> list[str]:
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise ConfigError(f"topic {name} cannot be created: {error.args[0].str()}") from error
+    _wait_seen(admin, wanted)
     return created
+
+
+def _wait_seen(admin: AdminClient, topics: Sequence[ResolvedTopic]) -> None:
+    """Until all are there with every partition. ConfigError when that takes too long."""
+    deadline_s = time.monotonic() + _ADMIN_TIMEOUT_S
+    while True:
+        existing = _existing(admin)
+        unseen = [one.name for one in topics if not _is_served(existing.get(one.name))]
+        if not unseen:
+            return
+        if time.monotonic() > deadline_s:
+            raise ConfigError(
+                f"topics were created, but the brokers do not tell of {', '.join(unseen)} yet; "
+                "run `qim topics check` in a moment"
+            )
+        time.sleep(_SEEN_POLL_S)
+
+
+def _is_served(topic: Any) -> bool:
+    """Whether a topic of the metadata has partitions, each with a leader."""
+    return (
+        topic is not None
+        and bool(topic.partitions)
+        and all(one.leader >= 0 for one in topic.partitions.values())
+    )
 
 
 def check(admin: AdminClient, topics: Mapping[str, ResolvedTopic]) -> list[str]:

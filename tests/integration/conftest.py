@@ -18,8 +18,8 @@ def whole_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackProce
         yield stack
         assert stack.refused_commands() == []  # of Redis, under the roles' user
         # A role that ends by itself is started again, which waits hide from a test.
-        died = {role.name: role.restarts for role in stack.status().roles if role.restarts}
-        assert not died, f"{died}\n{stack.log_ends()}"
+        died = stack.ended_by_themselves()
+        assert not died, "\n".join([*died, stack.log_ends()])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,6 +6,7 @@ what it says about itself, and offers the two verbs that tests need: kill and wa
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -116,6 +117,12 @@ class StackProcess:
                 for row in client.acl_log()
                 if row["username"] == USER
             ]
+
+    def ended_by_themselves(self) -> list[str]:
+        """The supervisor's lines about roles that ended, without those that somebody killed (SIGKILL)."""
+        lines = (self.state_dir / "up.log").read_text(errors="replace").splitlines()
+        ends = (re.search(r" (?:backoff|failed) .*\bexit=(-?\d+)", line) for line in lines)
+        return [line for line, end in zip(lines, ends, strict=True) if end and int(end[1]) != -signal.SIGKILL]
 
     def address(self) -> StackAddress:
         """How clients reach the stack."""

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,21 @@ from tests.support.waiting import eventually_sync
 pytestmark = pytest.mark.integration
 KEY, SECRET = "k" * 40, "s" * 40
 BASE = "/v1/tenants/acme"
+TRIES_MAX = 20
+
+
+class Patient(httpx.HTTPTransport):
+    """Does what an answer 503 of the API asks for: the same again a little later."""
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """As the class says, except for the question whether it is ready."""
+        for _ in range(TRIES_MAX):
+            answer = super().handle_request(request)
+            if answer.status_code != 503 or request.url.path == "/readyz":
+                break
+            answer.read()
+            time.sleep(0.5)  # the retry_after_ms of the answer
+        return answer
 
 
 class Roles:
@@ -53,7 +69,8 @@ class Roles:
         }
         self._directory = directory
         self._children = []
-        assert self.command("topics", "apply").returncode == 0
+        applied = self.command("topics", "apply")
+        assert applied.returncode == 0, applied.stdout + applied.stderr
         for role in ("writer", "api"):
             self._children.append(
                 start_child(
@@ -80,7 +97,10 @@ class Roles:
     def session(self) -> httpx.Client:
         """A client with the key."""
         return httpx.Client(
-            base_url=f"http://127.0.0.1:{self.port}", headers={"Authorization": f"Bearer {KEY}"}, timeout=20
+            base_url=f"http://127.0.0.1:{self.port}",
+            headers={"Authorization": f"Bearer {KEY}"},
+            timeout=20,
+            transport=Patient(),
         )
 
     def ready(self) -> bool:

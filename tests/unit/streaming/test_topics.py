@@ -1,6 +1,9 @@
 """topics.yaml and its loader."""
 
+import re
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -143,3 +146,47 @@ def test_a_file_that_is_not_yaml_or_not_there(tmp_path: Path) -> None:
         topics.load(tmp_path / "topics.yaml")
     with pytest.raises(ConfigError, match="cannot be read"):
         topics.load(tmp_path / "missing.yaml")
+
+
+class SlowBrokers:
+    """An admin client of brokers whose metadata follows what they have created step by step."""
+
+    def __init__(self, *told: dict[str, list[int]]) -> None:
+        self._told, self.looks = list(told), 0
+
+    def list_topics(self, timeout: float) -> SimpleNamespace:
+        """Topic -> the leader of each partition."""
+        self.looks += 1
+        now = self._told.pop(0) if len(self._told) > 1 else self._told[0]
+        return SimpleNamespace(
+            topics={
+                name: SimpleNamespace(
+                    partitions={at: SimpleNamespace(leader=one) for at, one in enumerate(leaders)}
+                )
+                for name, leaders in now.items()
+            }
+        )
+
+    def create_topics(self, wanted: list[Any], operation_timeout: float) -> dict[str, "Future[None]"]:
+        """Everything is created at once."""
+        done: Future[None] = Future()
+        done.set_result(None)
+        return {one.topic: done for one in wanted}
+
+
+def test_what_was_created_is_there_when_apply_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The brokers answer first and tell of the topics later: without them, without a leader, with all."""
+    monkeypatch.setattr(topics, "_SEEN_POLL_S", 0.0)
+    (name, one), *_ = topics.load().resolve("dev").items()
+    admin = SlowBrokers({}, {}, {name: []}, {name: [-1, 0]}, {name: [0, 0]})
+    assert topics.apply(admin, {name: one}) == [name]  # type: ignore[arg-type]
+    assert admin.looks == 5
+
+
+def test_what_stays_unseen_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ConfigError with the topic and what to do; no endless wait."""
+    monkeypatch.setattr(topics, "_SEEN_POLL_S", 0.0)
+    monkeypatch.setattr(topics, "_ADMIN_TIMEOUT_S", 0.01)
+    (name, one), *_ = topics.load().resolve("dev").items()
+    with pytest.raises(ConfigError, match=rf"{re.escape(name)} yet; run `qim topics check`"):
+        topics.apply(SlowBrokers({}), {name: one})  # type: ignore[arg-type]
