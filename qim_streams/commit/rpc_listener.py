@@ -22,6 +22,7 @@ from aiohttp import WSMsgType, web
 
 from qim_streams.commit import rpc_protocol
 from qim_streams.errors import ProtocolError
+from qim_streams.loiterers import Loiterers
 from qim_streams.readiness import Source, document, status_of
 from qim_streams.tls import shows_certificate
 
@@ -56,8 +57,7 @@ class RpcListener(ABC):
         self._runner: web.AppRunner | None = None
         self._peers: set[_Peer] = set()
         self._strangers = 0
-        self._handlers: set[object] = set()  # HTTP protocols that became peers
-        self._seen: dict[Any, float] = {}  # those that did not, since when
+        self._loiterers = Loiterers()
         self._looking: asyncio.Task[None] | None = None
         self._commands: set[asyncio.Task[None]] = set()
 
@@ -129,16 +129,15 @@ class RpcListener(ABC):
             self._strangers -= 1
         peer = _Peer(self, socket, node)
         self._peers.add(peer)
-        self._handlers.add(request.protocol)
+        self._loiterers.became(request.protocol)
         try:
             await peer.serve()
         finally:
             self._peers.discard(peer)
-            self._handlers.discard(request.protocol)
+            self._loiterers.left(request.protocol)
         return socket
 
     async def _look(self) -> None:
-        """End connections that ask for nothing: a server of aiohttp would keep them for ever."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(LOOK_S)
@@ -147,18 +146,11 @@ class RpcListener(ABC):
     @property
     def loitering(self) -> int:
         """Connections that were no peers at the last look."""
-        return len(self._seen)
+        return len(self._loiterers.present)
 
     def end_loiterers(self, now_s: float) -> int:
         """End connections that have not become peers for `LOITER_S`; how many."""
-        server = None if self._runner is None else self._runner.server
-        present = set() if server is None else set(server.connections) - self._handlers
-        self._seen = {one: self._seen.get(one, now_s) for one in present}
-        late = [one for one, since in self._seen.items() if now_s - since > LOITER_S]
-        for one in late:
-            if one.transport is not None:
-                one.transport.abort()
-        return len(late)
+        return self._loiterers.look(None if self._runner is None else self._runner.server, now_s, LOITER_S)
 
     def reasons(self) -> list[str]:
         """Why this process is not ready; one that serves no partition is not."""

@@ -27,6 +27,7 @@ from qim_streams.gateway.door import Door, DoorBounds, networks
 from qim_streams.gateway.outbound import TRANSPORT_BYTES_MAX, Cork, Outbound
 from qim_streams.gateway.services import Services
 from qim_streams.gateway.session import ClientSession
+from qim_streams.loiterers import Loiterers
 from qim_streams.readiness import Source, document, status_of
 from qim_streams.settings import Settings
 from qim_streams.wire import CODECS, SUBPROTOCOLS
@@ -139,8 +140,7 @@ class GatewayServer:
         self._door = Door(door_bounds(services.settings), asyncio.get_running_loop().time)
         self._cork = Cork(asyncio.get_running_loop())
         self.sockets: set[Socket] = set()
-        self._handlers: set[Any] = set()  # HTTP protocols that became sockets
-        self._seen: dict[Any, float] = {}
+        self._loiterers = Loiterers()
         self._runner: web.AppRunner | None = None
         self._acceptor: Acceptor | None = None
         self.port = 0
@@ -201,18 +201,13 @@ class GatewayServer:
         """Close connections that have not become a WebSocket within the AUTH deadline; how many."""
         if self._runner is None or self._runner.server is None:
             return 0
-        present = set(self._runner.server.connections) - self._handlers
-        self._seen = {one: self._seen.get(one, now) for one in present}
-        late = [one for one, since in self._seen.items() if now - since > self._all.settings.auth_deadline_s]
-        for one in late:
-            if one.transport is not None:
-                one.transport.abort()
-        self._door.recount(self._strangers(present))
-        return len(late)
+        ended = self._loiterers.look(self._runner.server, now, self._all.settings.auth_deadline_s)
+        self._door.recount(self._strangers())
+        return ended
 
-    def _strangers(self, present: "set[Any]") -> dict[str, int]:
-        """How many connections of an address have not signed on; `present` never became a WebSocket."""
-        transports = [one.transport for one in present if one.transport is not None]
+    def _strangers(self) -> dict[str, int]:
+        """How many connections of an address have not signed on; some never became a WebSocket."""
+        transports = [one.transport for one in self._loiterers.present if one.transport is not None]
         transports += [one.transport for one in self.sockets if not one.session.connection.authenticated]
         peers = (transport.get_extra_info("peername") for transport in transports)
         hosts = [str(peer[0]) for peer in peers if peer]
@@ -251,7 +246,7 @@ class GatewayServer:
         counters.connections += 1
         counters.sockets += 1
         socket = Socket(self._all, codec, ws, request.transport, writer, self._cork)
-        self._handlers.add(request.protocol)
+        self._loiterers.became(request.protocol)
         self.sockets.add(socket)
         try:
             if len(self.sockets) > settings.connections_max:
@@ -260,7 +255,7 @@ class GatewayServer:
             await socket.run()
         finally:
             self.sockets.discard(socket)
-            self._handlers.discard(request.protocol)
+            self._loiterers.left(request.protocol)
             counters.sockets -= 1
         return ws
 
