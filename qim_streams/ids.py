@@ -38,7 +38,8 @@ NOTHING_COVERED = MailboxSeq(-1)
 EVENT_MESSAGE = 0
 
 _TEXT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@~-]{0,127}\Z").match
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]").search
+has_control = re.compile(r"[\x00-\x1f\x7f]").search
+"""Whether a text has a control character: no text of ours that is shown or compared has one."""
 _DISPATCH_DOMAIN = b"qim.group-dispatch.v1\0"
 _EVENT_DOMAIN = b"qim.event.v1\0"
 _MESSAGE_KIND = EVENT_MESSAGE.to_bytes(2, "big")
@@ -57,7 +58,7 @@ def is_text_id(value: object) -> bool:
 
 def is_name(value: object, characters_max: int) -> bool:
     """Whether `value` may be a name for people: what a frame can carry, without control characters."""
-    if not isinstance(value, str) or len(value) > characters_max or _CONTROL(value):
+    if not isinstance(value, str) or len(value) > characters_max or has_control(value):
         return False
     try:
         value.encode()

@@ -18,8 +18,17 @@ ORDINAL_MAX = 2**32 - 1
 _CACHE_MAX = 65_536
 
 
+def key_partition(domain: bytes, key: bytes, partitions: int) -> int:
+    """Where the records of a key go in a log whose hash has this domain, 0 <= result < partitions."""
+    return _number(domain + key) % partitions
+
+
 def _hash(domain: bytes, *parts: str) -> int:
-    return int.from_bytes(blake3(domain + "\0".join(parts).encode()).digest(8), "big")
+    return _number(domain + "\0".join(parts).encode())
+
+
+def _number(material: bytes) -> int:
+    return int.from_bytes(blake3(material).digest(8), "big")
 
 
 @lru_cache(maxsize=_CACHE_MAX)

@@ -9,7 +9,6 @@ ours: a router that matches up to the last line feed sees another path than who 
 """
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Final
 
@@ -21,9 +20,9 @@ from qim_streams import limits
 from qim_streams.admin.http import Gatekeeper
 from qim_streams.admin.rules import Role
 from qim_streams.api.failures import ApiRefusal, answer
+from qim_streams.ids import has_control
 
 BODY_SECONDS_MAX: Final = 10.0
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _BEARER = HTTPBearer(auto_error=False, description="the key of QIM_ADMIN_API_KEY")
 _HEADER = APIKeyHeader(name="X-Api-Key", auto_error=False, description="the same key")
 
@@ -69,7 +68,7 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if _CONTROL.search(scope["path"]):
+        if has_control(scope["path"]):
             await answer(ApiRefusal("NO_SUCH_ROUTE", "no path has a control character"))(scope, receive, send)
         elif self._announces_too_much(scope):
             await answer(self._too_large())(scope, receive, send)

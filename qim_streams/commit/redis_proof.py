@@ -42,7 +42,6 @@ class RedisProof:
         self, calls: PartitionCalls, server: ServerRun, ordinals: KnownOrdinals, seats: Seats
     ) -> None:
         self._calls, self._server, self._ordinals, self._seats = calls, server, ordinals, seats
-        self._seated: dict[int, str] = {}  # partition -> the run for which those online have their ordinals
         self._script = keys.fenced_script("qim_streams.commit", "whole.lua")
         self._run = ""  # the run for which everything known is in the store
 
@@ -52,8 +51,6 @@ class RedisProof:
         if run != self._run:
             await self._ordinals.reassert()
             self._run = run
-        if self._seated.get(partition) != run:
-            await self._seats.run(partition)
-            self._seated[partition] = run
+        await self._seats.run(partition)  # it knows for which run it has read already
         if not await self._calls.numbered(self._script, partition, epoch, "whole", (run,)):
             raise StoreUnavailable(f"ob:{partition}: the server was started anew", Outcome.NOT_APPLIED)

@@ -12,12 +12,11 @@ Spec: §6 (offline). Why: `docs/decisions/0024-push-results.md`.
 from collections.abc import Sequence
 from typing import Final
 
-from blake3 import blake3
-
 from qim_streams.log_ports import LogAppender, Outgoing
 from qim_streams.notification.ports import QueuedTask
 from qim_streams.notification.records import PushResult, PushTask
 from qim_streams.notification.rules import SENT, outcome_of
+from qim_streams.placement import key_partition
 from qim_streams.records import record_key
 
 RESULT_TOPIC: Final = "qim.push-result.v1"
@@ -46,8 +45,7 @@ class ResultLog:
 
 def result_partition(tenant_id: str, user_id: str, partitions: int) -> int:
     """The partition that a user's results go to."""
-    key = record_key(tenant_id, user_id)
-    return int.from_bytes(blake3(_KEY_DOMAIN + key).digest(8), "big") % partitions
+    return key_partition(_KEY_DOMAIN, record_key(tenant_id, user_id), partitions)
 
 
 def result_of(

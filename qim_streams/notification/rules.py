@@ -13,10 +13,9 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from blake3 import blake3
-
 from qim_streams.mentions import MENTION_USER
 from qim_streams.notification.records import NO_HOURS, PushDevice, PushSettings, PushTask
+from qim_streams.placement import key_partition
 from qim_streams.records import STATE_RECALLED
 
 # A device that signs on while its message is on the way: AUTH is written before presence reaches the mailbox
@@ -107,7 +106,7 @@ def time_zone(name: str) -> ZoneInfo | None:
 
 def task_partition(task: PushTask, partitions: int) -> int:
     """The partition of ``qim.push-task.v1`` that a task goes to: all of a device in one, in order."""
-    return int.from_bytes(blake3(b"qim.push-task.key\0" + task.key).digest(8), "big") % partitions
+    return key_partition(b"qim.push-task.key\0", task.key, partitions)
 
 
 def backoff_ms(attempt: int, first_ms: int, last_ms: int, chance: float) -> int:

@@ -3,10 +3,10 @@
 Unread of a conversation, by definition: the plain messages above the user's base that stand and that he
 has not deleted for himself. The base is the highest of: the last join (what was said before is not for
 him; who left and is back before the next message never left), what he cleared, what he has read, and his own
-last message (who answers has read). Edits and recalls
-have numbers of their own and never count; a recalled message no longer does. A message counts as soon as it
-has its number, and is shown once it is committed: its entry may be in the mailbox before that is known.
-Somebody who is not an active member has nothing unread. Counted exactly up to `limits.UNREAD_PRECISE_LIMIT`.
+last message (who answers has read). Edits and recalls have numbers of their own and never count; a recalled
+message no longer does. A message counts as soon as it has its number, and is shown once it is committed: its
+entry may be in the mailbox before that is known. Somebody who is not an active member has nothing unread.
+Counted exactly up to `limits.UNREAD_PRECISE_LIMIT`.
 
 Invariants: `read_seq`, `deleted_to_seq` and `version` never go back; nothing is marked beyond the last
 message; a mark that changes nothing returns the very same state.

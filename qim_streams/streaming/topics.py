@@ -220,7 +220,8 @@ def apply(admin: AdminClient, topics: Mapping[str, ResolvedTopic]) -> list[str]:
     """Create what is missing and return the names created. Blocking. Existing topics stay as they are.
 
     Afterwards the log tells of all of them: a broker answers before its own metadata has what was created.
-    ConfigError with the broker's reason when one cannot be created, or is not told of. Safe to run at once.
+    ConfigError when one cannot be created (with the broker's reason) or is not told of in time. Safe to run
+    twice at once.
     """
     existing = _existing(admin)
     wanted = [topic for name, topic in topics.items() if name not in existing]
@@ -248,7 +249,7 @@ def apply(admin: AdminClient, topics: Mapping[str, ResolvedTopic]) -> list[str]:
 
 
 def _wait_seen(admin: AdminClient, topics: Sequence[ResolvedTopic]) -> None:
-    """Until all are there with every partition. ConfigError when that takes too long."""
+    """Until each has partitions, and these have leaders. ConfigError when that takes too long."""
     deadline_s = time.monotonic() + _ADMIN_TIMEOUT_S
     while True:
         existing = _existing(admin)

@@ -15,13 +15,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from qim_streams.ids import ID_BYTES, TEXT_ID_MAX, is_text_id
+from qim_streams.ids import ID_BYTES, TEXT_ID_MAX, has_control, is_text_id
 
 INT_MAX = 2**53 - 1
 U32_MAX = 2**32 - 1
 _HEX_ID = re.compile(r"[0-9a-f]{32}\Z")
 _BASE64URL = re.compile(r"[A-Za-z0-9_-]*\Z")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _PRINTABLE = re.compile(r"[\x21-\x7e]*\Z")
 _TO_URL = bytes.maketrans(b"+/", b"-_")
 _FROM_URL = bytes.maketrans(b"-_", b"+/")
@@ -138,7 +137,7 @@ class Text(_Same):
             raise Malformed("must be text")
         if not self.low <= len(value) <= self.high:
             raise Malformed(f"must have {self.low} to {self.high} characters")
-        if _CONTROL.search(value):
+        if has_control(value):
             raise Malformed("must not contain control characters")
         try:
             value.encode()

@@ -321,7 +321,7 @@ async def test_who_signed_on_just_before_a_restart_keeps_his_ordinal(hot_client:
     for key in [key async for key in hot_client.scan_iter("{o:*")]:
         await hot_client.delete(key)
     await hot_client.set("{ob:0}:whole", "the run before")  # as if the server had been started anew
-    proof._run, proof._seated, seats._done = "the run before", {0: "the run before"}, {0: "the run before"}
+    proof._run, seats._done = "the run before", {0: "the run before"}
     await proof.prove(0, grant.epoch)
     await proof.prove(0, grant.epoch)
     assert await directories(hot_client).find(TENANT, ["eve"]) == [mine]
