@@ -14,7 +14,7 @@ import random
 import secrets
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from qim_streams.client import QimClient
 from qim_streams.embedded.ports import free_ports
 from qim_streams.stack.run import DEMO_TENANT
 from tests.chaos.conftest import armed_by, new_seed
+from tests.support.loopback_receiver import LoopbackReceiver, Take
 from tests.support.stack import StackProcess
 from tests.support.waiting import eventually
 
@@ -50,28 +51,20 @@ POINTS = (
 VICTIMS = ("notification", "webhook-all", "mailbox", "gateway")
 
 
-class Outside:
+class Outside(LoopbackReceiver):
     """The provider and the application: what they were given, in order."""
 
     def __init__(self, port: int, chance: random.Random) -> None:
-        self._port, self._chance = port, chance
+        super().__init__(port)
+        self._chance = chance
         self.user_id = f"ben-{secrets.token_hex(4)}"  # whose telephone is away
         self.requests: list[tuple[str, str]] = []  # (message, notification)
         self.events: list[dict[str, Any]] = []
         self.fails = 0.1  # of the requests of webhooks
-        self._runner: web.AppRunner | None = None
 
-    async def start(self) -> None:
-        app = web.Application()
-        app.router.add_post("/push", self._push)
-        app.router.add_post("/events", self._told)
-        self._runner = web.AppRunner(app, access_log=None)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", self._port).start()
-
-    async def stop(self) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
+    def routes(self) -> Mapping[str, Take]:
+        """See the base."""
+        return {"/push": self._push, "/events": self._told}
 
     async def _push(self, request: web.Request) -> web.Response:
         told = json.loads(await request.read())

@@ -3,11 +3,16 @@
 These tests come last of the integration tests: a stack that waits for the end takes a third of a processor.
 """
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
+from qim_streams.embedded.redis_server import EmbeddedRedis
+from qim_streams.redis_tier import connect
+from qim_streams.settings import Settings
+from tests.support.forgetful_redis import ForgetfulRedis
 from tests.support.stack import StackProcess
 
 
@@ -20,6 +25,15 @@ def whole_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackProce
         # A role that ends by itself is started again, which waits hide from a test.
         died = stack.ended_by_themselves()
         assert not died, "\n".join([*died, stack.log_ends()])
+
+
+@pytest.fixture
+async def forgetful(tmp_path: Path) -> AsyncIterator[ForgetfulRedis]:
+    """A Redis for one test, which may make it lose what was written last."""
+    with EmbeddedRedis(tmp_path / "redis", progress=lambda _: None) as server:
+        client = connect(Settings(redis_url=SecretStr(server.url)))
+        yield ForgetfulRedis(server, client)
+        await client.aclose()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

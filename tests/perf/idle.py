@@ -14,7 +14,6 @@ ports. Exit codes: 0 measured, 1 a connection was lost or could not be made, 2 w
 import argparse
 import asyncio
 import contextlib
-import resource
 import secrets
 import sys
 import time
@@ -22,14 +21,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import uvloop
-
-from qim_streams.errors import QimError
 from qim_streams.loadgen.procfs import Usage
 from qim_streams.wire.frames import Auth, SyncComplete
 from tests.perf.processes import MeasurementError
 from tests.perf.rooms import AT_ONCE, Device
-from tests.perf.running_stack import RunningStack, running_stack
+from tests.perf.running_stack import RunningStack, many_descriptors, measured
 
 SIZES = (1_000, 5_000, 15_000)
 ROLES = ("gateway", "mailbox")
@@ -165,16 +161,15 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.connections != sorted(options.connections) or min(options.connections) < 1:
         parser.error("--connections: give ascending numbers from 1")
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # the stack's roles inherit it
+    hard = many_descriptors()
     if max(options.connections) + SPARE_DESCRIPTORS > hard:
         parser.error(f"--connections: this machine gives a process {hard} descriptors (ulimit -Hn)")
-    try:
-        with running_stack(options.state_dir, quick=True, env=ENVIRONMENT) as stack:
-            return uvloop.run(_measure(stack, options.connections, options.seconds))
-    except (MeasurementError, QimError, TimeoutError, OSError) as error:
-        print(f"idle: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1
+    return measured(
+        "idle",
+        lambda stack: _measure(stack, options.connections, options.seconds),
+        options.state_dir,
+        ENVIRONMENT,
+    )
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ import argparse
 import asyncio
 import math
 import random
-import resource
 import sys
 import time
 from collections.abc import Sequence
@@ -34,7 +33,7 @@ from qim_streams.loadgen.run import draw_tag
 from qim_streams.loadgen.surroundings import stack_settings
 from tests.perf import reporting
 from tests.perf.processes import MeasurementError
-from tests.perf.running_stack import RunningStack, running_stack
+from tests.perf.running_stack import RunningStack, many_descriptors, running_stack
 from tests.perf.storm_clients import Away, Watch
 from tests.perf.storm_filling import CLIENTS_FROM, Filler, Shape
 from tests.perf.storm_load import SteadyLoad
@@ -112,8 +111,7 @@ class Meter:
 
 def check_room(asked: Asked, stack: RunningStack) -> None:
     """MeasurementError when processes may not open as many sockets as this needs; names the remedy."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    hard = many_descriptors()
     clients = asked.shape.clients
     allowed = {"this process": (hard, clients + FILES_BESIDE)}
     limits = Path(f"/proc/{stack.pids()['gateway']}/limits").read_text(encoding="utf-8")

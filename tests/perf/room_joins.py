@@ -14,7 +14,6 @@ message came twice or out of order; 2 wrong usage.
 
 import argparse
 import asyncio
-import resource
 import secrets
 import sys
 import time
@@ -23,14 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import uvloop
-
-from qim_streams.errors import QimError
 from qim_streams.loadgen.procfs import Usage
 from qim_streams.wire.frames_rooms import CreateRoom, JoinRoom, LeaveRoom, SendRoom
-from tests.perf.processes import MeasurementError
 from tests.perf.rooms import AT_ONCE, BODY, ROLES, Device, percentile
-from tests.perf.running_stack import RunningStack, running_stack
+from tests.perf.running_stack import RunningStack, many_descriptors, measured
 
 PING_EVERY_S = 10.0
 ENVIRONMENT = {"QIM_DOOR_TRUSTED": "127.0.0.0/8"}  # all of these users share one address
@@ -203,14 +198,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if min(options.joins, options.connections) < 1 or min(options.seconds, options.rate) <= 0:
         parser.error("--joins and --connections: from 1; --seconds and --rate: above 0")
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # the stack's roles inherit it
-    try:
-        with running_stack(options.state_dir, quick=True, env=ENVIRONMENT) as stack:
-            return uvloop.run(_measure(stack, options))
-    except (MeasurementError, QimError, TimeoutError, OSError) as error:
-        print(f"room_joins: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1
+    many_descriptors()
+    return measured("room_joins", lambda stack: _measure(stack, options), options.state_dir, ENVIRONMENT)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ the sender was refused; 2 wrong usage.
 
 import argparse
 import asyncio
-import resource
 import secrets
 import sys
 import time
@@ -27,16 +26,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgpack
-import uvloop
 
-from qim_streams.errors import QimError
 from qim_streams.loadgen.procfs import Usage
 from qim_streams.loadgen.socket import LeanSocket
 from qim_streams.wire import MSGPACK
 from qim_streams.wire.frames import Auth, ClientFrame, Ping
 from qim_streams.wire.frames_rooms import CreateRoom, JoinRoom, SendRoom
 from tests.perf.processes import MeasurementError
-from tests.perf.running_stack import RunningStack, running_stack
+from tests.perf.running_stack import RunningStack, many_descriptors, measured
 
 SIZES = (500, 1_000, 2_000, 5_000)
 AT_ONCE = 32  # sign-ons of this program side by side
@@ -325,14 +322,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.viewers != sorted(options.viewers) or min(options.viewers) < 1:
         parser.error("--viewers: give ascending numbers from 1")
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # the stack's roles inherit it
-    try:
-        with running_stack(options.state_dir, quick=True) as stack:
-            return uvloop.run(_measure(stack, options))
-    except (MeasurementError, QimError, TimeoutError, OSError) as error:
-        print(f"rooms: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1
+    many_descriptors()
+    return measured("rooms", lambda stack: _measure(stack, options), options.state_dir)
 
 
 if __name__ == "__main__":

@@ -5,16 +5,21 @@ end; a stack that ran before is left running.
 """
 
 import json
+import resource
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import uvloop
 
 from qim_streams.client.discovery import CLIENT_FILE, StackAddress, discover
 from qim_streams.embedded.process import child_env, start_child, tail
 from qim_streams.embedded.status import read_status
+from qim_streams.errors import QimError
 from tests.perf.processes import ROOT, MeasurementError
 
 START_S, STOP_S, STEP_S = 150.0, 60.0, 0.2
@@ -45,6 +50,28 @@ class RunningStack:
         """How often roles were started again so far."""
         status = read_status(self.state_dir)
         return sum(role.restarts for role in status.roles) if status is not None else 0
+
+
+def many_descriptors() -> int:
+    """Take as many file descriptors as there are, for roles started here, too; how many these are."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
+
+
+def measured(
+    name: str,
+    measure: Callable[["RunningStack"], Coroutine[Any, Any, int]],
+    state_dir: Path | None,
+    env: Mapping[str, str] | None = None,
+) -> int:
+    """The exit code of `measure` on a quick stack; 1, and why, when it could not be measured."""
+    try:
+        with running_stack(state_dir, quick=True, env=env) as stack:
+            return uvloop.run(measure(stack))
+    except (MeasurementError, QimError, TimeoutError, OSError) as error:
+        print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
 
 
 @contextmanager

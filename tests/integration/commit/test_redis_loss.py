@@ -5,21 +5,17 @@ would; Redis and its loss are real.
 """
 
 import random
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
-from pydantic import SecretStr
 
 from qim_streams.commit.outcome import SendOutcome, SendRequest, SendStatus
 from qim_streams.commit.ports import OutboxAppend
-from qim_streams.embedded.redis_server import EmbeddedRedis
 from qim_streams.ids import direct_conversation_id
 from qim_streams.records import MessageRecord, decode_message, decode_outbox
-from qim_streams.redis_tier import RedisClient, connect
-from qim_streams.settings import Settings
+from qim_streams.redis_tier import RedisClient
 from qim_streams.testing.memory_outbox import without_barriers
 from qim_streams.testing.memory_writer import WriterRig
+from tests.support.forgetful_redis import ForgetfulRedis
 from tests.support.hot_tier import redis_tier
 from tests.support.writer_rig import rig_on
 
@@ -27,21 +23,6 @@ pytestmark = pytest.mark.integration
 
 ROUNDS, ROUNDS_LONG = 8, 50
 CUT_BYTES_MAX = 60_000
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
-    server = EmbeddedRedis(tmp_path / "redis", progress=lambda _: None)
-    server.start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-async def client(server: EmbeddedRedis) -> AsyncIterator[RedisClient]:
-    client = connect(Settings(redis_url=SecretStr(server.url)))
-    yield client
-    await client.aclose()
 
 
 class World:
@@ -82,29 +63,18 @@ class World:
         rig.kill()
 
 
-def cut(server: EmbeddedRedis, nbytes: int) -> None:
-    """Take bytes off the end of the newest append-only file, as a lost last second would."""
-    files = sorted(server.data_dir.rglob("*.aof"), key=lambda path: path.stat().st_mtime)
-    size = files[-1].stat().st_size
-    with files[-1].open("r+b") as stream:
-        stream.truncate(max(0, size - nbytes))
-
-
 def messages(log: list[OutboxAppend]) -> list[MessageRecord]:
     return [decode_message(decode_outbox(one.value).message) for one in without_barriers(log)]
 
 
-async def lose_and_recover(server: EmbeddedRedis, client: RedisClient, rounds: int, seed: int) -> None:
+async def lose_and_recover(forgetful: ForgetfulRedis, rounds: int, seed: int) -> None:
     print(f"seed {seed}")
-    rng, world = random.Random(seed), World(client)
+    rng, world = random.Random(seed), World(forgetful.client)
     rig = await world.boot()
     await world.send(rig, 30)
     for _ in range(rounds):
         await world.send(rig, 30)
-        server.kill()
-        cut(server, rng.randrange(CUT_BYTES_MAX))
-        server.start()
-        await client.connection_pool.disconnect()
+        await forgetful.forget(rng.randrange(CUT_BYTES_MAX))
         await world.until_it_dies(rig)
         rig = await world.boot()
         for request, outcome in list(world.acked.values())[-60:]:
@@ -119,10 +89,10 @@ async def lose_and_recover(server: EmbeddedRedis, client: RedisClient, rounds: i
         assert by_client_id[client_message_id].message_id == outcome.message_id
 
 
-async def test_no_number_is_used_twice_after_a_loss(server: EmbeddedRedis, client: RedisClient) -> None:
-    await lose_and_recover(server, client, ROUNDS, 20_260_104)
+async def test_no_number_is_used_twice_after_a_loss(forgetful: ForgetfulRedis) -> None:
+    await lose_and_recover(forgetful, ROUNDS, 20_260_104)
 
 
 @pytest.mark.slow
-async def test_no_number_is_used_twice_after_fifty_losses(server: EmbeddedRedis, client: RedisClient) -> None:
-    await lose_and_recover(server, client, ROUNDS_LONG, 20_260_105)
+async def test_no_number_is_used_twice_after_fifty_losses(forgetful: ForgetfulRedis) -> None:
+    await lose_and_recover(forgetful, ROUNDS_LONG, 20_260_105)

@@ -4,71 +4,26 @@ A position elsewhere, or in a process that lives on, must not say that something
 Redis and its loss are real. `docs/decisions/0026-positions-elsewhere.md` has the list of such positions.
 """
 
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
-
 import pytest
-from pydantic import SecretStr
 
-from qim_streams.embedded.redis_server import EmbeddedRedis
 from qim_streams.errors import InvariantViolation
 from qim_streams.notification.redis_queue import RedisTaskQueue
-from qim_streams.redis_tier import RedisClient, connect
 from qim_streams.rooms.redis_store import RedisRoomStore
 from qim_streams.rooms.rules import RoomHead
 from qim_streams.sessions.projection_records import SessionRow, slot_of
 from qim_streams.sessions.redis_projection import RedisProjection
-from qim_streams.settings import Settings
+from tests.support.forgetful_redis import ForgetfulRedis
 from tests.support.waiting import eventually
 from tests.unit.notification.world import AGE_MAX_MS, CLAIM_MS, GRACE_MS, Batch, NotificationWorld, Record
 
 pytestmark = pytest.mark.integration
 
 
-class Forgetful:
-    """A Redis that dies and comes back as it was at `mark`."""
-
-    def __init__(self, server: EmbeddedRedis, client: RedisClient) -> None:
-        self._server, self._client, self._kept = server, client, 0
-
-    def _file(self) -> Path:
-        return max(self._server.data_dir.rglob("*.aof"), key=lambda path: path.stat().st_mtime_ns)
-
-    def mark(self) -> None:
-        """What comes from here on will be forgotten. A reply is given after the file was written to."""
-        self._kept = self._file().stat().st_size
-
-    async def forget(self) -> None:
-        """SIGKILL, cut the file, start again on the same port."""
-        self._server.kill()
-        with self._file().open("r+b") as file:
-            file.truncate(self._kept)
-        self._server.start()
-        await self._client.connection_pool.disconnect()
-
-
-@pytest.fixture
-def redis(tmp_path: Path) -> Iterator[EmbeddedRedis]:
-    server = EmbeddedRedis(tmp_path / "redis", progress=lambda _: None)
-    server.start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-async def client(redis: EmbeddedRedis) -> AsyncIterator[RedisClient]:
-    client = connect(Settings(redis_url=SecretStr(redis.url)))
-    yield client
-    await client.aclose()
-
-
-async def test_notifications_that_were_acknowledged_come_again(
-    redis: EmbeddedRedis, client: RedisClient
-) -> None:
+async def test_notifications_that_were_acknowledged_come_again(forgetful: ForgetfulRedis) -> None:
     """H10: the log's acknowledged tasks are gone with the position; the next process reads them again."""
-    world, forgetful = NotificationWorld(), Forgetful(redis, client)
+    world = NotificationWorld()
     bounds = {"waiting_max": 10_000, "claim_ms": CLAIM_MS, "kept_ms": 2 * AGE_MAX_MS}
-    queue = RedisTaskQueue(client, list(world.providers), **bounds)
+    queue = RedisTaskQueue(forgetful.client, list(world.providers), **bounds)
     world.queue = queue  # type: ignore[assignment]
     await world.device()
     tasks = [world.message() for _ in range(4)]
@@ -95,12 +50,10 @@ async def test_notifications_that_were_acknowledged_come_again(
     assert told == [one.message_id for one in tasks]
 
 
-async def test_a_checkpoint_of_rooms_that_fell_back_is_told(
-    redis: EmbeddedRedis, client: RedisClient
-) -> None:
+async def test_a_checkpoint_of_rooms_that_fell_back_is_told(forgetful: ForgetfulRedis) -> None:
     """The numbers went with the position, so nothing is noted above it."""
-    store, forgetful = RedisRoomStore(client), Forgetful(redis, client)
-    await client.set("{rm:1}:epoch", 7)
+    store = RedisRoomStore(forgetful.client)
+    await forgetful.client.set("{rm:1}:epoch", 7)
     await store.create(1, 7, "t", "r", RoomHead("a room", "open", "ann", 1))
     await store.checkpoint(1, 7, 0, 10, {("t", "r"): 4})
     forgetful.mark()
@@ -112,9 +65,9 @@ async def test_a_checkpoint_of_rooms_that_fell_back_is_told(
     assert (stored.room_seq, await store.position(1)) == (4, 10)
 
 
-async def test_a_tenant_that_was_forgotten_is_noted_again(redis: EmbeddedRedis, client: RedisClient) -> None:
+async def test_a_tenant_that_was_forgotten_is_noted_again(forgetful: ForgetfulRedis) -> None:
     """Whoever looks for registrations finds slots by it; the projection had noted it, and lives on."""
-    projection, forgetful = RedisProjection(client), Forgetful(redis, client)
+    projection = RedisProjection(forgetful.client)
     life = await projection.life()
     forgetful.mark()
     row = SessionRow(0, "team", 5, 1)

@@ -20,6 +20,17 @@ SHORT, LONG = 4, 250  # rounds
 THREE_S = 600.0  # of three workers who die in turn; QIM_TEST_SECONDS shortens it
 
 
+def check_output(pipeline: Pipeline, what: str, kills: int) -> None:
+    """Everything is in the output, in order, no watermark lied, and the group has committed all of it."""
+    outputs = pipeline.outputs()
+    verdict = judge(outputs, pipeline.expected(), pipeline.watermarks())
+    print(f"{what}, {kills} kills, {sum(map(len, outputs.values()))} records, {verdict}")
+    assert verdict.clean
+    # Only a killed worker's batches in flight (one per partition it had) may come twice.
+    assert verdict.repeated <= kills * pipeline.config.partitions * 200
+    assert pipeline.committed() == pipeline.ends(pipeline.config.source)
+
+
 @pytest.mark.parametrize(
     "rounds", [pytest.param(SHORT, id="short"), pytest.param(LONG, id="long", marks=pytest.mark.slow)]
 )
@@ -54,14 +65,8 @@ def test_a_second_worker_comes_and_goes(kafka: EmbeddedKafka, tmp_path: Path, ro
         assert pipeline.stop(steady) == 0
     finally:
         pipeline.close()
-    outputs = pipeline.outputs()
-    verdict = judge(outputs, pipeline.expected(), pipeline.watermarks())
-    print(f"{rounds} rounds, {kills} kills, {sum(map(len, outputs.values()))} records, {verdict}")
-    assert verdict.clean
-    # Only a killed worker's batches in flight (one per partition it had) may come twice.
-    assert verdict.repeated <= kills * pipeline.config.partitions * 200
+    check_output(pipeline, f"{rounds} rounds", kills)
     assert "records were lost" not in pipeline.log_text("steady")
-    assert pipeline.committed() == pipeline.ends(pipeline.config.source)
 
 
 def test_a_peer_bounces_twice_within_one_slow_batch(kafka: EmbeddedKafka, tmp_path: Path) -> None:
@@ -124,9 +129,4 @@ def test_three_workers_die_again_and_again(kafka: EmbeddedKafka, tmp_path: Path)
             assert pipeline.stop(worker) == 0
     finally:
         pipeline.close()
-    outputs = pipeline.outputs()
-    verdict = judge(outputs, pipeline.expected(), pipeline.watermarks())
-    print(f"{kills} kills, {leaves} leaves, {sum(map(len, outputs.values()))} records, {verdict}")
-    assert verdict.clean
-    assert verdict.repeated <= kills * pipeline.config.partitions * 200
-    assert pipeline.committed() == pipeline.ends(pipeline.config.source)
+    check_output(pipeline, f"{leaves} leaves", kills)

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from qim_streams.notification.webhook import signature
 from qim_streams.stack.run import DEMO_TENANT
 from qim_streams.webhooks.signature import is_genuine
 from tests.integration.scenarios.conftest import Cast
+from tests.support.loopback_receiver import LoopbackReceiver, Take
 from tests.support.stack import StackProcess
 from tests.support.waiting import eventually
 
@@ -34,29 +35,20 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 SECRET = "webhook-secret-" + "s" * 32
 
 
-class Application:
+class Application(LoopbackReceiver):
     """Takes events, fails now and then, refuses bodies that say "poison", and rules on sends before them."""
 
     def __init__(self, port: int, draw: random.Random) -> None:
-        self.port, self._draw = port, draw
+        super().__init__(port)
+        self._draw = draw
         self.away, self.failures, self.forged = False, 0, 0
         self.events: list[dict[str, Any]] = []
         self.asked: list[dict[str, Any]] = []
         self.notified: Counter[tuple[str, str]] = Counter()  # (token, message) -> requests
-        self._runner: web.AppRunner | None = None
 
-    async def start(self) -> None:
-        app = web.Application()
-        app.router.add_post("/events", self._take)
-        app.router.add_post("/check", self._rule)
-        app.router.add_post("/push", self._notify)
-        self._runner = web.AppRunner(app, access_log=None)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
-
-    async def stop(self) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
+    def routes(self) -> Mapping[str, Take]:
+        """See the base."""
+        return {"/events": self._take, "/check": self._rule, "/push": self._notify}
 
     async def _body(self, request: web.Request) -> Any:
         body = await request.read()

@@ -1,0 +1,31 @@
+"""A Redis of a test's own that dies and comes back without the end of its append-only file."""
+
+from pathlib import Path
+
+from qim_streams.embedded.redis_server import EmbeddedRedis
+from qim_streams.redis_tier import RedisClient
+
+
+class ForgetfulRedis:
+    """`client` goes on over the losses. Server and client are the fixture's to end."""
+
+    def __init__(self, server: EmbeddedRedis, client: RedisClient) -> None:
+        self.client = client
+        self._server, self._kept = server, 0
+
+    def mark(self) -> None:
+        """What comes from here on will be forgotten. A reply is given after the file was written to."""
+        self._kept = self._file().stat().st_size
+
+    async def forget(self, nbytes: int | None = None) -> None:
+        """SIGKILL, cut the file back to the mark or by its last `nbytes`, start again on the same port."""
+        self._server.kill()
+        file = self._file()
+        kept = self._kept if nbytes is None else max(0, file.stat().st_size - nbytes)
+        with file.open("r+b") as stream:
+            stream.truncate(kept)
+        self._server.start()
+        await self.client.connection_pool.disconnect()
+
+    def _file(self) -> Path:
+        return max(self._server.data_dir.rglob("*.aof"), key=lambda path: path.stat().st_mtime_ns)
