@@ -86,17 +86,23 @@ def write_manifest(directory: Path, facts: dict[str, Any], files: dict[str, int]
     draft.replace(directory / MANIFEST)
 
 
-def check(directory: Path) -> dict[str, Any]:
-    """The manifest of a whole backup; ConfigError when a file is missing or is not what was written."""
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """What a backup says of itself; ConfigError when there is none that this version knows."""
     path = directory / MANIFEST
     try:
         manifest: dict[str, Any] = json.loads(path.read_bytes())
-        version, files = manifest["format"], manifest["files"]
+        version, _ = manifest["format"], manifest["files"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: {type(error).__name__}; is this a whole backup?") from None
     if version != FORMAT:
         raise ConfigError(f"{path}: format {version}, this version knows {FORMAT}; use the one that wrote it")
-    for name, told in files.items():
+    return manifest
+
+
+def check(directory: Path) -> dict[str, Any]:
+    """The manifest of a whole backup; ConfigError when a file is missing or is not what was written."""
+    manifest = read_manifest(directory)
+    for name, told in manifest["files"].items():
         one = directory / name
         if not one.is_file() or one.stat().st_size != told["bytes"] or digest(one) != told["sha256"]:
             raise ConfigError(f"{one}: is missing or not what was written; take another backup")

@@ -37,6 +37,7 @@ def server_settings(state_dir: Path | None) -> tuple[Settings, str]:
                 "archive": found.get("archive"),
                 "cassandra_hosts": found.get("cassandra_hosts"),
                 "cassandra_port": found.get("cassandra_port"),
+                "outbox_partitions": found.get("outbox_partitions"),
                 "mailbox_shards": found.get("mailbox_shards"),
                 "mailbox_shards_max": found.get("mailbox_shards_max"),
             }

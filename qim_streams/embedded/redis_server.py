@@ -13,6 +13,8 @@ Invariants:
   operator's, `roles_url` theirs.
 * The password is in files of mode 0600 only, never in an argument vector or a log. It is made once per
   data directory and kept.
+* A file that ended in the middle of a write (a machine that lost power) is written anew once it was loaded:
+  Redis 6.2 leaves a script's half behind the place where it cut, and would apply it at the next start.
 * A server older than the one that wrote the data is refused: Redis 6 would not see the files of Redis 7
   and start empty.
 
@@ -33,7 +35,7 @@ from qim_streams.embedded import files
 from qim_streams.embedded.errors import EmbeddedError
 from qim_streams.embedded.maven import Progress, print_progress
 from qim_streams.embedded.ports import LOOPBACK
-from qim_streams.embedded.process import child_env
+from qim_streams.embedded.process import child_env, tail
 from qim_streams.embedded.server import LocalServer, ServerCommand
 
 if TYPE_CHECKING:
@@ -46,6 +48,9 @@ PORT_SETTING = "redis_port"
 PASSWORD_BYTES = 24
 VERSION_TIMEOUT_S = 10.0
 PING_TIMEOUT_S = 0.5
+# What Redis 6 and 7 say after they loaded a file that ends too early.
+TORN = "because aof-load-truncated is enabled"
+START_LINES_MAX = 60
 
 
 class EmbeddedRedis(LocalServer):
@@ -71,6 +76,7 @@ class EmbeddedRedis(LocalServer):
         self._appendfsync, self._memory_mb = appendfsync, memory_mb
         self._given_password, self._program = password, program
         self._password = self._roles_password = ""
+        self._whole = self._rewriting = False  # of the append-only file, since the last start
 
     @property
     def port(self) -> int:
@@ -93,9 +99,23 @@ class EmbeddedRedis(LocalServer):
 
         try:
             with self._connect() as client:
-                return bool(client.ping())
+                return bool(client.ping()) and (self._whole or self._is_whole(client))
         except redis.RedisError:
             return False
+
+    def exited(self, code: int) -> None:
+        """The next start loads again."""
+        super().exited(code)
+        self._whole = self._rewriting = False
+
+    def _is_whole(self, client: "redis.Redis") -> bool:
+        """Whether the file is in order, which it soon is: a torn one is being written anew."""
+        if not self._rewriting and any(TORN in line for line in tail(self.log_path, START_LINES_MAX)):
+            client.bgrewriteaof()
+            self._rewriting = True
+        state = client.info("persistence") if self._rewriting else {}
+        self._whole = not (state.get("aof_rewrite_in_progress") or state.get("aof_rewrite_scheduled"))
+        return self._whole
 
     def _render(self) -> ServerCommand:
         program = self._program = self._program or find_redis_server()

@@ -49,7 +49,7 @@ MARKER_NAME = "made-by-qim"
 FORMAT = 1
 SERVER_ORDER = 0  # before every worker
 _OWN_ENTRIES = frozenset(
-    {LOCK_NAME, STATUS_NAME, STACK_NAME, MARKER_NAME, "secrets.json"}
+    {LOCK_NAME, STATUS_NAME, STACK_NAME, MARKER_NAME, "secrets.json", "partitions.json"}
     | {FOLDER, "redis", "kafka", "tansu", "cassandra", "log", "roles", "archive"}
 )
 _FOLLOWS_LOG = ("redis", "roles", "archive", "cassandra")

@@ -68,7 +68,8 @@ class StackOptions:
     """What a caller may choose. `workers` says how many processes a scalable role gets.
 
     `archive`: rocksdb or cassandra; empty: what the environment says. `without`: optional roles to leave out.
-    `webhooks`: names of the endpoints that are told, a process each.
+    `webhooks`: names of the endpoints that are told, a process each. `sizes`: partition counts by setting,
+    over what the environment says; without one, the settings hold.
     """
 
     state_dir: Path
@@ -79,6 +80,7 @@ class StackOptions:
     without: frozenset[str] = frozenset()
     metrics: bool = False
     webhooks: tuple[str, ...] = ()
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
 
 def role_names(options: StackOptions) -> list[tuple[str, str, int]]:
@@ -127,6 +129,7 @@ def plan_roles(
     }
     if passed.get("QIM_WEBHOOKS_FILE"):
         shared["QIM_WEBHOOKS_FILE"] = str(Path(passed["QIM_WEBHOOKS_FILE"]).resolve())
+    shared |= {f"QIM_{name.upper()}": str(count) for name, count in options.sizes.items()}
     if options.archive:
         shared["QIM_ARCHIVE"] = options.archive
     if addresses.cassandra_port:

@@ -27,7 +27,7 @@ from qim_streams.embedded.supervisor import Supervisor
 from qim_streams.errors import ConfigError, StoreUnavailable
 from qim_streams.exposition import write_targets
 from qim_streams.settings import Settings, load_settings
-from qim_streams.stack import plan, secrets
+from qim_streams.stack import plan, secrets, sizes
 from qim_streams.streaming import topics
 from qim_streams.streaming.spec import HEALTH_FILE
 from qim_streams.tls import loopback_context
@@ -85,6 +85,8 @@ def run_stack(options: RunOptions, then: Then | None = None, *, stay: bool = Fal
     state_dir = options.plan.state_dir.resolve()
     options = replace(options, plan=replace(_without_unwanted(options.plan), state_dir=state_dir))
     servers = options.servers
+    if servers.brokers is None:
+        options = replace(options, plan=_sized(options.plan))
     stack = EmbeddedStack(
         state_dir,
         brokers=servers.brokers,
@@ -95,6 +97,8 @@ def run_stack(options: RunOptions, then: Then | None = None, *, stay: bool = Fal
         cassandra=servers.cassandra,
     )
     stack.prepare()
+    if options.plan.sizes:
+        sizes.remember_sizes(state_dir, options.plan.sizes)
     try:
         return asyncio.run(_run(stack, options, then, stay))
     finally:
@@ -117,6 +121,14 @@ def _without_unwanted(options: plan.StackOptions) -> plan.StackOptions:
         without=options.without | unwanted,
         webhooks=tuple(endpoint.name for endpoint in endpoints),
     )
+
+
+def _sized(options: plan.StackOptions) -> plan.StackOptions:
+    """The plan with partition counts: what settings say, what the log was made with, what fits the cores."""
+    settings = load_settings()
+    fresh = sizes.fresh_sizes(os.cpu_count() or 1, options.workers)
+    given = {name: int(getattr(settings, name)) for name in fresh if name in settings.model_fields_set}
+    return replace(options, sizes=sizes.sizes_to_use(options.state_dir, fresh, given))
 
 
 async def _run(stack: EmbeddedStack, options: RunOptions, then: Then | None, stay: bool) -> int:
@@ -230,6 +242,7 @@ def _stack_settings(
     # Read already: `drawn` and `addresses` have what is in them.
     given: dict[str, object] = {f"{name}_file": None for name in (*drawn, "redis_url")}
     given |= drawn
+    given |= options.sizes
     if options.archive:
         given["archive"] = options.archive
     if addresses.cassandra_port:
@@ -308,6 +321,7 @@ def _describe(running: Running, drawn: Mapping[str, str], redis_admin_url: str) 
         "archive": running.settings.archive,
         "cassandra_hosts": running.settings.cassandra_hosts,
         "cassandra_port": running.settings.cassandra_port,
+        "outbox_partitions": running.settings.outbox_partitions,
         "mailbox_shards": running.settings.mailbox_shards,
         "mailbox_shards_max": running.settings.mailbox_shards_max,
     }

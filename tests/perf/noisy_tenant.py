@@ -94,7 +94,7 @@ async def measure(asked: Asked, options: BenchOptions, stack: RunningStack) -> d
             begins_s = (calm.first_ns - START_DELAY_NS) / _NS + asked.begins(stretch)
             await asyncio.sleep(begins_s - time.monotonic())
             await load.start()
-            found[STRETCHES[stretch]] = noisy_figures(await load.finish(), asked.seconds)
+            found[STRETCHES[stretch]] = noisy_figures(await load.finish(), load.opening, asked.seconds)
         verdict = await calm.finish()
         parts = [
             calm.part(name, at := asked.begins(n), at + asked.seconds) for n, name in enumerate(STRETCHES)
@@ -109,12 +109,13 @@ async def measure(asked: Asked, options: BenchOptions, stack: RunningStack) -> d
     }
 
 
-def noisy_figures(verdict: Verdict, seconds: int) -> dict[str, Any]:
-    """What the noisy tenant got. `recipients_per_s`: over the stretch."""
+def noisy_figures(verdict: Verdict, opening: int, seconds: int) -> dict[str, Any]:
+    """What the noisy tenant got in a stretch, without the messages that opened its chats before."""
+    acked = verdict.acked - opening
     return {
-        "offered": verdict.sent,
-        "acked": verdict.acked,
-        "recipients_per_s": 2 * verdict.acked / seconds,
+        "offered": verdict.sent - opening,
+        "acked": acked,
+        "recipients_per_s": 2 * acked / seconds,
         "refused": {str(code): count for code, count in verdict.refusals.items()},
         "clean": verdict.clean,
     }

@@ -60,6 +60,11 @@ class SteadyLoad:
         """The id of one of its users, from 0."""
         return self._plan.user_id(number)
 
+    @property
+    def opening(self) -> int:
+        """How many messages opened chats before the load began; they are in the verdict."""
+        return sum(one.direct for one in self._plan.conversations)
+
     async def prepare(self) -> None:
         """Sign on and open the chats; `start` does it, if nobody did before."""
         for name in ("connect", "open"):

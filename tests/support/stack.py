@@ -27,6 +27,9 @@ FAST = {  # the same rules with shorter clocks, so that a takeover fits a test
     "QIM_STREAM_SESSION_TIMEOUT_MS": "3000",
     "QIM_PRESENCE_REFRESH_S": "5",
     "QIM_LOG_LEVEL": "INFO",
+    # Several partitions, whatever the machine would get.
+    "QIM_OUTBOX_PARTITIONS": "2",
+    "QIM_MAILBOX_SHARDS": "4",
 }
 PRODUCT_CLOCKS = {  # what `FAST` has shortened, as the product has it
     "QIM_LEASE_TTL_MS": "15000",
