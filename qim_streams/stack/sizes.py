@@ -26,13 +26,12 @@ def fresh_sizes(cores: int, workers: Mapping[str, int]) -> dict[str, int]:
     outboxes = min(max(cores // CORES_PER_OUTBOX, 1), OUTBOXES_MAX)
     counts = {"outbox_partitions": outboxes, "mailbox_shards": outboxes * SHARDS_PER_OUTBOX}
     return {
-        name: max(count, *(workers.get(role, 1) for role in _READERS[name]))
-        for name, count in counts.items()
+        name: max(count, *(workers.get(role, 1) for role in _READERS[name])) for name, count in counts.items()
     }
 
 
 def sizes_to_use(state_dir: Path, fresh: Mapping[str, int], given: Mapping[str, int]) -> dict[str, int]:
-    """The counts of the stack in `state_dir`: what is `given`, else what its log was made with, else `fresh`."""
+    """Of the stack in `state_dir`: what is `given`, else what its log was made with, else `fresh`."""
     used_before = any((state_dir / folder).exists() for folder in LOG_FOLDERS)
     kept = files.read_json(state_dir / SIZES_FILE) or (UNWRITTEN if used_before else {})
     return {name: given.get(name, int(kept.get(name, count))) for name, count in fresh.items()}
