@@ -17,8 +17,10 @@ from qim_streams.redis_tier import RedisClient, translated
 FAMILIES: Final = (
     "{t:*}:rules",  # what the admin API set for tenants
     "{rm:*}:r:*", "{rm:*}:list:*",  # rooms, their owners and mutes
+    # Conversations that are new in a list and not durable there yet. Before the marks: what is settled
+    # meanwhile is among those.
+    "{qt:all}:tenants", "{q:*}:reg",
     "{q:*}:uc:*", "{q:*}:pin:*", "{q:*}:last:*", "{q:*}:dirty", "{q}:lanes",  # marks not archived yet
-    "{q:*}:reg",  # conversations that are new in a list and not durable there yet
     "{o:*}:ids", "{o:*}:names", "{o:*}:next",  # ordinals, also of users in no conversation
     "{u:*}:dev",  # devices: last seen, session epochs, who is shown to nobody
 )  # fmt: skip

@@ -42,6 +42,9 @@ LEFT_OUT: Final = 10_000
 Recover = Callable[[int, int], Awaitable[int]]
 """(partition, numbers to leave out) -> conversations."""
 
+Carry = Callable[[], Awaitable[int]]
+"""Carries states of users that wait for the archive into it -> how many."""
+
 
 class _Record(NamedTuple):
     """`LogRecord` of a backup."""
@@ -72,10 +75,12 @@ class Restoring:
         archive_dir: Path,
         archiver: "Callable[[Path], Awaitable[tuple[HistoryArchiver, Callable[[], Awaitable[None]]]]]",
         recover: Recover,
+        carry: Carry,
         tell: Tell,
     ) -> None:
         self._source, self._shape, self._logs, self._hot = source, shape, logs, hot
-        self._archive_dir, self._archiver, self._recover, self._tell = archive_dir, archiver, recover, tell
+        self._archive_dir, self._archiver, self._recover = archive_dir, archiver, recover
+        self._carry, self._tell = carry, tell
 
     async def run(self, left_out: int = LEFT_OUT) -> None:
         """All of it. ConfigError before anything was written, or when a store refuses."""
@@ -98,6 +103,8 @@ class Restoring:
         for number in range(self._shape.outbox_partitions):
             count = await self._recover(number, left_out)
             self._tell(f"ob:{number}: whole, {count} conversations, {left_out} numbers of each are left out")
+        # Before the first list is made: one that is made without them is believed.
+        self._tell(f"session lists: {await self._carry()} states that the archive lacked")
 
     def _require_shape(self, manifest: dict[str, Any]) -> None:
         for name, wanted in self._shape.facts().items():

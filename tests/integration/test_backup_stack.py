@@ -122,10 +122,14 @@ async def test_a_backup_brings_back_what_people_had(tmp_path: Path) -> None:
         for number in range(10):
             await held.send(b"held%d" % number, conversation_id="team")
         await held.edit("team", 10, b"held edit")
+        await held.send(b"new", to_user_id="cid")  # in nobody's durable list yet
         await held.close()
         before = {user: desk.history(user, "team") for user in PEOPLE}
         direct, old = desk.history("ben", "--with", "ann"), desk.history("cid", "old")
         listed = json.loads(desk.qim("sessions", "list", "--user", "ben", "--json"))
+        cids = json.loads(desk.qim("sessions", "list", "--user", "cid", "--json"))["rows"]
+        listed_of_cid = {row["conversation_id"] for row in cids}
+        assert len(listed_of_cid) == 3
         members = desk.qim("group", "show", "team", "--user", "ann")
         address = stack.address()
         ann = await device(address, "ann", tmp_path / "ann2.db", [])
@@ -172,6 +176,8 @@ async def test_a_backup_brings_back_what_people_had(tmp_path: Path) -> None:
             assert {name: rows[row["conversation_id"]][name] for name in marks} == {
                 name: row[name] for name in marks
             }
+        new = json.loads(desk.qim("sessions", "list", "--user", "cid", "--json"))["rows"]
+        assert {row["conversation_id"] for row in new} == listed_of_cid
         assert desk.qim("group", "show", "team", "--user", "ann") == members
         assert desk.admin("GET", "rules") == {"fanout_per_s": 12_345, "multi_login": "newest"}
         assert desk.admin("GET", "rooms/stage")["owner"] == "cid"

@@ -127,6 +127,11 @@ async def source(directory: Path) -> Path:
     return directory
 
 
+async def nothing() -> int:
+    """No state of a user waits for the archive."""
+    return 0
+
+
 async def test_a_backup_that_is_restored_has_everything_and_begins_anew(tmp_path: Path) -> None:
     directory, logs, hot = await source(tmp_path / "b"), MemoryLogs(), MemoryHot()
     recovered: list[tuple[int, int]] = []
@@ -135,9 +140,15 @@ async def test_a_backup_that_is_restored_has_everything_and_begins_anew(tmp_path
         recovered.append((partition, left_out))
         return 1
 
-    await Restoring(directory, SHAPE, logs, hot, tmp_path / "archive", opened, recover, lambda _: None).run(
-        77
+    async def carry() -> int:
+        assert recovered, "states were carried before there was anything to join them to"
+        recovered.append((-1, 0))
+        return 1
+
+    restoring = Restoring(
+        directory, SHAPE, logs, hot, tmp_path / "archive", opened, recover, carry, lambda _: None
     )
+    await restoring.run(77)
     archive = await RocksArchive.open(tmp_path / "archive")
     found = await archive.records([("acme", "team", seq) for seq in range(1, 7)])
     assert [row is not None for row in found] == [True] * 5 + [False]
@@ -147,7 +158,7 @@ async def test_a_backup_that_is_restored_has_everything_and_begins_anew(tmp_path
     assert logs.kept[CHANGES[0], 0][1] == [(b"a\0c\0", b"head"), (b"a\0c\0u", None)]
     assert logs.kept[CHANGES[1], 1][1] == [(b"device", b"token")]
     assert hot.rows == [(b"{t:a}:rules", 0, b"dump")]
-    assert recovered == [(0, 77)]
+    assert recovered == [(0, 77), (-1, 0)]
 
 
 async def test_the_first_record_is_a_barrier(tmp_path: Path) -> None:
@@ -165,7 +176,7 @@ async def test_the_first_record_is_a_barrier(tmp_path: Path) -> None:
 
     directory = await source(tmp_path / "b")
     await Restoring(
-        directory, SHAPE, logs, MemoryHot(), tmp_path / "archive", opened, recover, lambda _: None
+        directory, SHAPE, logs, MemoryHot(), tmp_path / "archive", opened, recover, nothing, lambda _: None
     ).run()
     assert [barrier_epoch(*one) for one in kept] == [1]
     assert kept[0][0] == BARRIER_KEY
@@ -205,5 +216,5 @@ async def test_nothing_is_written_into_what_is_not_empty(tmp_path: Path, full: s
         raise AssertionError
 
     with pytest.raises(ConfigError, match=r"empty|MAILBOX_SHARDS"):
-        await Restoring(directory, shape, logs, hot, archive, opened, recover, lambda _: None).run()
+        await Restoring(directory, shape, logs, hot, archive, opened, recover, nothing, lambda _: None).run()
     assert (logs.kept, hot.rows) == before
