@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -206,7 +207,8 @@ async def _find_max(
 ) -> int:
     """Search; the report is the one of the highest rate that held, with every step."""
     from qim_streams.loadgen.options import MESSAGES_MAX, check
-    from qim_streams.loadgen.run import draw_tag, run_bench
+    from qim_streams.loadgen.resting import until_idle
+    from qim_streams.loadgen.run import cpu_used_s, draw_tag, run_bench
     from qim_streams.loadgen.search import Search
 
     rate_max = MESSAGES_MAX / (options.warm_up_s + options.duration_s)
@@ -214,6 +216,8 @@ async def _find_max(
     steps: list[dict[str, Any]] = []
     while (rate := search.next_rate()) is not None:
         step = check(replace(options, rate=rate))
+        if steps and not await until_idle(partial(cpu_used_s, target)):
+            click.echo("the stack still works on what the last run left: that is part of the next one")
         outcome = await run_bench(step, target, trace, _say_nothing, tag=tag, made=bool(steps))
         ack_ms, e2e_ms = outcome.ack_ms["p99"], outcome.e2e_ms["p99"]
         within = ack_ms <= given["ack_p99_ms"] and e2e_ms <= given["e2e_p99_ms"]

@@ -38,6 +38,10 @@ class Usage:
         """CPU seconds per role since the first reading or `restart`."""
         return {role: sum(known.values()) - self._zero[role] for role, known in self._cpu.items()}
 
+    def total_s(self) -> float:
+        """CPU seconds of all roles since their processes were started."""
+        return sum(sum(known.values()) for known in self._cpu.values())
+
 
 def environment(pid: int, names: Iterable[str]) -> dict[str, str]:
     """Those of the variables `names` that a process was started with; empty when it cannot be read."""

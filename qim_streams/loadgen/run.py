@@ -128,6 +128,15 @@ async def _meter(target: Target, first_ns: int, end_ns: int, outcome: Outcome) -
     outcome.role_cpu_s, outcome.rss_after = usage.cpu_s(), dict(usage.rss)
 
 
+def cpu_used_s(target: Target) -> float:
+    """Seconds of CPU that the stack's processes have used since they were started; 0 out of reach."""
+    if target.state_dir is None:
+        return 0.0
+    usage = Usage()
+    usage.read(_roots(target.state_dir))
+    return usage.total_s()
+
+
 def _roots(state_dir: Path) -> dict[str, int]:
     status = read_status(state_dir)
     return {role.name: role.pid for role in status.roles if role.pid} if status is not None else {}
