@@ -13,8 +13,9 @@ Invariants:
   operator's, `roles_url` theirs.
 * The password is in files of mode 0600 only, never in an argument vector or a log. It is made once per
   data directory and kept.
-* A file that ended in the middle of a write (a machine that lost power) is written anew once it was loaded:
-  Redis 6.2 leaves a script's half behind the place where it cut, and would apply it at the next start.
+* A file that ended in the middle of a script's writes (a machine that lost power) is written anew before
+  the server is used: Redis 6.2 cuts it inside that transaction and would take what is written afterwards for
+  a part of it, and drop all of that at the next start.
 * A server older than the one that wrote the data is refused: Redis 6 would not see the files of Redis 7
   and start empty.
 

@@ -172,8 +172,9 @@ def test_redis_keeps_keys_over_stop_and_kill(tmp_path: Path, appendfsync: str) -
         assert redis.Redis.from_url(again.url, decode_responses=True).get("seq") == "2"
 
 
-def test_a_torn_script_is_left_out_for_good(tmp_path: Path) -> None:
-    """D4: what the first start after a loss of power left out does not come, in halves, at the second."""
+def test_behind_a_torn_script_nothing_is_lost(tmp_path: Path) -> None:
+    """D4: after a loss of power Redis cuts its file inside the script's transaction, and would take all that
+    is written behind it for a part of that, at the next start."""
     script = "for n = 1, 50 do redis.call('SET', 'half' .. n, string.rep('x', 100)) end"
     server = EmbeddedRedis(tmp_path / "redis", progress=lambda _: None).start()
     try:
@@ -184,13 +185,12 @@ def test_a_torn_script_is_left_out_for_good(tmp_path: Path) -> None:
         file = max(server.data_dir.rglob("*.aof"), key=lambda path: path.stat().st_size)
         with file.open("r+b") as stream:
             stream.truncate(file.stat().st_size - 2_000)
-        for value in ("2", "3", "4"):
+        for value in (1, 2, 3, 4):
             server.start()
-            assert redis.Redis.from_url(server.url).keys("half*") == []
-            redis.Redis.from_url(server.url).set("kept", value)
+            client = redis.Redis.from_url(server.url)
+            assert (client.get("kept"), client.keys("half*")) == (b"%d" % value, [])
+            client.set("kept", value + 1)
             server.kill()
-        server.start()
-        assert redis.Redis.from_url(server.url).get("kept") == b"4"
     finally:
         server.stop()
 
