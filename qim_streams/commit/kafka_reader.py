@@ -1,7 +1,8 @@
 """Reads a partition of a log from an offset to its end, outside of any consumer group.
 
 Invariants: what is returned is gapless from the start asked for to the end as of the call, or an error; one
-blocking consumer, used by one reader at a time, on a thread.
+blocking consumer, used by one reader at a time, on a thread. A consumer that failed is not asked again: one
+that met a topic while it was being made says "unknown partition" of it for as long as it lives.
 
 Spec: §14.4.
 """
@@ -62,30 +63,34 @@ class KafkaLogReader:
                 if end > start:
                     await asyncio.to_thread(self._leave)
             except KafkaException as error:
-                raise StoreUnavailable(
-                    f"{self._topic}[{partition}]: {error.args[0].str()}", Outcome.NOT_APPLIED
-                ) from error
+                raise await self._failed(partition, error) from error
 
     async def begin(self, partition: int) -> int:
         """The first offset that the partition still has. StoreUnavailable when the log does not answer."""
+        return (await self.span(partition))[0]
+
+    async def span(self, partition: int) -> tuple[int, int]:
+        """The first offset that the partition still has, and the end. Errors as in `begin`."""
         async with self._turn:
             try:
-                return await asyncio.to_thread(self._begin, partition)
+                return await asyncio.to_thread(self._span, partition)
             except KafkaException as error:
-                raise StoreUnavailable(
-                    f"{self._topic}[{partition}]: {error.args[0].str()}", Outcome.NOT_APPLIED
-                ) from error
+                raise await self._failed(partition, error) from error
 
     async def close(self) -> None:
         """Let the connection go."""
         if self._consumer is not None:
-            await asyncio.to_thread(self._consumer.close)
-            self._consumer = None
+            consumer, self._consumer = self._consumer, None
+            await asyncio.to_thread(consumer.close)
 
-    def _begin(self, partition: int) -> int:
+    async def _failed(self, partition: int, error: KafkaException) -> StoreUnavailable:
+        await self.close()  # the next call gets another consumer
+        return StoreUnavailable(f"{self._topic}[{partition}]: {error.args[0].str()}", Outcome.NOT_APPLIED)
+
+    def _span(self, partition: int) -> tuple[int, int]:
         place = TopicPartition(self._topic, partition)
-        low, _ = self._opened().get_watermark_offsets(place, timeout=ANSWER_TIMEOUT_S)
-        return int(low)
+        low, high = self._opened().get_watermark_offsets(place, timeout=ANSWER_TIMEOUT_S)
+        return int(low), int(high)
 
     def _opened(self) -> Consumer:
         if self._consumer is None:
