@@ -30,6 +30,7 @@ Profile = Literal["dev", "production"]
 PARTITIONS_MAX = 4_096
 _ADMIN_TIMEOUT_S = 30.0
 _SEEN_POLL_S = 0.05
+_SILENT = f"the brokers did not answer within {_ADMIN_TIMEOUT_S:.0f} s; are they overloaded?"
 _ANSWER_TIMEOUT_S = 10.0  # a broker that is there lists its topics at once
 _Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,199}$")]
 
@@ -241,6 +242,8 @@ def apply(admin: AdminClient, topics: Mapping[str, ResolvedTopic]) -> list[str]:
         try:
             future.result(_ADMIN_TIMEOUT_S)
             created.append(name)
+        except TimeoutError as error:
+            raise ConfigError(f"topic {name} cannot be created: {_SILENT}") from error
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise ConfigError(f"topic {name} cannot be created: {error.args[0].str()}") from error
@@ -274,7 +277,10 @@ def _is_served(topic: Any) -> bool:
 
 
 def check(admin: AdminClient, topics: Mapping[str, ResolvedTopic]) -> list[str]:
-    """Every difference between what exists and what must, one line each; empty when all is well. Blocking."""
+    """Every difference between what exists and what must, one line each; empty when all is well. Blocking.
+
+    ConfigError when the brokers do not say what there is.
+    """
     existing = _existing(admin)
     problems = []
     present = []
@@ -299,8 +305,13 @@ def _check_configs(admin: AdminClient, topics: Sequence[ResolvedTopic]) -> list[
     resources = [ConfigResource(ConfigResource.Type.TOPIC, topic.name) for topic in topics]
     problems = []
     for resource, future in admin.describe_configs(resources, request_timeout=_ADMIN_TIMEOUT_S).items():
-        actual = future.result(_ADMIN_TIMEOUT_S)
         topic = wanted[resource.name]
+        try:
+            actual = future.result(_ADMIN_TIMEOUT_S)
+        except TimeoutError as error:
+            raise ConfigError(f"topic {topic.name} cannot be looked at: {_SILENT}") from error
+        except KafkaException as error:
+            raise ConfigError(f"topic {topic.name} cannot be looked at: {error.args[0].str()}") from error
         checked = {"cleanup.policy": topic.cleanup, "min.insync.replicas": str(topic.min_insync_replicas)}
         if topic.retention_ms is not None:
             checked["retention.ms"] = str(topic.retention_ms)

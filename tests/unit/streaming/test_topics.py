@@ -190,3 +190,26 @@ def test_what_stays_unseen_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     (name, one), *_ = topics.load().resolve("dev").items()
     with pytest.raises(ConfigError, match=rf"{re.escape(name)} yet; run `qim topics check`"):
         topics.apply(SlowBrokers({}), {name: one})  # type: ignore[arg-type]
+
+
+class SilentBrokers(SlowBrokers):
+    """List their topics, and answer nothing else."""
+
+    def create_topics(self, wanted: list[Any], operation_timeout: float) -> dict[str, "Future[None]"]:
+        """No answer."""
+        return {one.topic: Future() for one in wanted}
+
+    def describe_configs(self, wanted: list[Any], request_timeout: float) -> dict[Any, "Future[None]"]:
+        """No answer."""
+        return {one: Future() for one in wanted}
+
+
+def test_brokers_that_do_not_answer_are_told_of_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ConfigError, not the driver's bare TimeoutError: a role's last words are what an operator reads."""
+    monkeypatch.setattr(topics, "_ADMIN_TIMEOUT_S", 0.01)
+    (name, one), *_ = topics.load().resolve("dev").items()
+    with pytest.raises(ConfigError, match=rf"{re.escape(name)} cannot be created: the brokers did not"):
+        topics.apply(SilentBrokers({}), {name: one})  # type: ignore[arg-type]
+    there = SilentBrokers({name: [0] * one.partitions})
+    with pytest.raises(ConfigError, match=rf"{re.escape(name)} cannot be looked at: the brokers did not"):
+        topics.check(there, {name: one})  # type: ignore[arg-type]
