@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from wsgiref.simple_server import ServerHandler
 
 from prometheus_client import disable_created_metrics, start_http_server
 
@@ -20,6 +21,7 @@ def serve_metrics(host: str, port: int) -> None:
     """Answer ``GET /metrics`` from a thread; port 0: do nothing. ConfigError when the port cannot be had."""
     if not port:
         return
+    ServerHandler.server_software = ""  # no answer names the interpreter's version
     # Else there is a series beside each counter and histogram, of times that nobody asks for.
     disable_created_metrics()  # type: ignore[no-untyped-call]
     try:

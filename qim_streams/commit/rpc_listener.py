@@ -24,6 +24,7 @@ from qim_streams.commit import rpc_protocol
 from qim_streams.errors import ProtocolError
 from qim_streams.loiterers import Loiterers
 from qim_streams.readiness import Source, document, status_of
+from qim_streams.server_header import name_servers
 from qim_streams.tls import shows_certificate
 
 log = logging.getLogger(__name__)
@@ -82,6 +83,7 @@ class RpcListener(ABC):
 
     async def start(self, host: str, port: int) -> int:
         """Listen; returns the port (`port` 0: any free one). OSError when it is taken."""
+        name_servers()
         app = web.Application()
         app.router.add_get(rpc_protocol.PATH, self._accept)
         app.router.add_get(READY_PATH, self._ready)

@@ -29,6 +29,7 @@ from qim_streams.gateway.services import Services
 from qim_streams.gateway.session import ClientSession
 from qim_streams.loiterers import Loiterers
 from qim_streams.readiness import Source, document, status_of
+from qim_streams.server_header import name_servers
 from qim_streams.settings import Settings
 from qim_streams.wire import CODECS, SUBPROTOCOLS
 from qim_streams.wire.codec import Codec
@@ -147,6 +148,7 @@ class GatewayServer:
 
     async def start(self) -> None:
         """Listen; `port` is set afterwards. OSError when the address is taken."""
+        name_servers()
         app = web.Application()
         app.router.add_get(PATH, self._connect)
         app.router.add_get("/healthz", self._health)

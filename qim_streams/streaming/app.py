@@ -37,6 +37,7 @@ from qim_streams.errors import ConfigError, LogAppendError
 from qim_streams.exposition import serve_metrics
 from qim_streams.kafka_access import KafkaAccess, access_of
 from qim_streams.readiness import Readiness, StoreWatch, document
+from qim_streams.server_header import name_servers
 from qim_streams.streaming.assignor import AvoidingAssignor
 from qim_streams.streaming.consumer import StreamConsumer
 from qim_streams.streaming.datadir import DataDirLock
@@ -108,6 +109,7 @@ class StreamApp(faust.App):
         self._resources: list[tuple[Callable[[], Awaitable[object]], Callable[[], Awaitable[object]]]] = []
         self._certificates = CertificateWatch(spec.tls_reload_s)
         web_tls = None if spec.web_tls is None else self._certificates.context(spec.web_tls)
+        name_servers()
         super().__init__(spec.group_id, **_options(spec, web_tls))
 
     def _new_transport(self) -> StreamTransport:

@@ -56,6 +56,29 @@ async def raw_socket(world: GatewayWorld) -> tuple[asyncio.StreamReader, asyncio
     return reader, writer
 
 
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        UPGRADE,
+        b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\x00\xff\r\n\r\n",
+    ],
+    ids=["upgrade", "readiness", "nothing there", "noise"],
+)
+async def test_no_answer_names_what_the_server_is_made_of(request_bytes: bytes) -> None:
+    """Neither Python nor aiohttp, in no version: a stranger would know which published weakness to try."""
+    async with GatewayWorld().running() as world:
+        reader, writer = await asyncio.open_connection("127.0.0.1", world.server.port)
+        writer.write(request_bytes)
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        assert head.startswith(b"http/1.")
+        assert b"server: qim\r\n" in head
+        assert b"python" not in head
+        assert b"aiohttp" not in head
+        writer.close()
+
+
 async def test_a_slow_reader_costs_itself() -> None:
     """T-W1: it gets LIVE_LOST, its queue stays bounded, the others notice nothing, pulls have it all."""
     async with GatewayWorld(outbound_queue_bytes_max=524_288).running() as world:

@@ -121,6 +121,8 @@ def test_readiness_is_told_on_the_web_port(kafka: EmbeddedKafka, tmp_path: Path)
         assert len(json.loads(body)["partitions"]) == pipeline.config.partitions
         assert _get(port, "/live")[0] == 200
         assert _get(port, "/table")[0] == 404
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/live", timeout=10) as answer:
+            assert answer.headers["server"] == "qim", "not which Python, not which library"
     finally:
         pipeline.close()
 
