@@ -4,7 +4,7 @@ Groups are large in every shard here (a call takes three mailboxes, and so does 
 a group is written in several slices and direct messages pass it. The worker is killed whenever lanes are
 seen to stand apart: nothing may be lost, doubled or out of a user's order.
 
-T-K2, T-M1 on real processes; lane_stall_failover. Spec: §5, §11, §13.
+T-K2, T-M1, G5 on real processes; lane_stall_failover. Spec: §5, §11, §13.
 """
 
 import asyncio

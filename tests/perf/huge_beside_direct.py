@@ -10,6 +10,8 @@ each lane of each shard is looked at: a lane's entries of a message stand togeth
 
 Exit codes: 0 measured, and both runs were clean; 1 something was lost, doubled, reordered, or not MAILBOXED
 in `--limit` seconds; 2 wrong usage.
+
+Scenario G5. Spec: §13.
 """
 
 import argparse

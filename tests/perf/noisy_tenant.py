@@ -14,7 +14,7 @@ is entitled to.
 Exit codes: 0 measured, the calm tenant was refused nothing and lost nothing, the noisy one got no more than
 its quota, and both ratios are within `--ratio-max`; 1 otherwise; 2 wrong usage.
 
-Spec: §3.2 L3, §13.
+T-X6. Spec: §3.2 L3, §13.
 """
 
 import argparse

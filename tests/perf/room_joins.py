@@ -10,6 +10,8 @@ counts of members are told every five seconds, never per join), the sender's ack
 
 Exit codes: 0 measured; 1 joins were refused, unanswered or late by more than a tenth of the time, or a
 message came twice or out of order; 2 wrong usage.
+
+Scenario G10. Spec: §10.
 """
 
 import argparse

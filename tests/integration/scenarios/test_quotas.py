@@ -1,6 +1,6 @@
 """One tenant at ten times its fan-out quota beside another one, on real processes.
 
-T-Q3; §13: the storm of one tenant does not reach another. Spec: §3.2 L3.
+T-X6, T-Q3; §13: the storm of one tenant does not reach another. Spec: §3.2 L3.
 """
 
 import asyncio
