@@ -335,7 +335,7 @@ async def test_tenants_do_not_hear_each_other() -> None:
 
 
 async def test_twenty_thousand_joins_say_nothing_to_anybody() -> None:
-    """No frame per join, one count for all; what a room keeps does not grow with its joins."""
+    """G10: no frame per join, one count for all; what a room keeps does not grow with its joins."""
     world = await ready()
     async with world.hall() as hall:
         devices = [Device(hall, f"u{number}") for number in range(2_000)]
