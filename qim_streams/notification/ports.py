@@ -36,6 +36,9 @@ class DeviceStore(Protocol):
     async def put(self, device: PushDevice) -> str | None:
         """Store a device unless a newer version is there; the device that gave way, None for none."""
 
+    async def settings(self, tenant_id: str, user_id: str) -> PushSettings | None:
+        """A user's settings; None: he has set nothing."""
+
     async def put_settings(self, settings: PushSettings) -> None:
         """Store settings unless a newer version is there."""
 

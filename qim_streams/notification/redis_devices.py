@@ -64,6 +64,12 @@ class RedisPushDevices:
         gone = await self._call(device.tenant_id, device.user_id, args)
         return gone.decode() or None
 
+    async def settings(self, tenant_id: str, user_id: str) -> PushSettings | None:
+        """See `DeviceStore.settings`."""
+        async with translated("push settings"):
+            row: Any = await self._client.hget(_key(tenant_id, user_id), SETTINGS_NAME)
+        return _settings(row)
+
     async def put_settings(self, settings: PushSettings) -> None:
         """See `DeviceStore.put_settings`."""
         args = ("put", SETTINGS_NAME, settings.version, settings.encode(), self._max)

@@ -81,8 +81,7 @@ class PushDevices:
 
     async def settings(self, tenant_id: str, user_id: str) -> PushSettings:
         """The user's settings, or those of a user who has set nothing."""
-        (row,) = await self._store.load([(tenant_id, user_id, SETTINGS_NAME)])
-        return row.settings or PushSettings(tenant_id, user_id)
+        return await self._store.settings(tenant_id, user_id) or PushSettings(tenant_id, user_id)
 
     async def change_settings(self, settings: PushSettings) -> PushSettings:
         """Keep settings; their `version` is given here. AdmissionRefused FIELD_INVALID."""

@@ -61,6 +61,10 @@ class MemoryPushDevices:
         mine[device.device_id] = device
         return gone
 
+    async def settings(self, tenant_id: str, user_id: str) -> PushSettings | None:
+        """See `DeviceStore.settings`."""
+        return self.hours.get((tenant_id, user_id))
+
     async def put_settings(self, settings: PushSettings) -> None:
         """See `DeviceStore.put_settings`."""
         before = self.hours.get(settings[:2])

@@ -49,7 +49,11 @@ async def test_the_newest_registration_stands(devices: DeviceStore) -> None:
 @BOTH
 async def test_the_oldest_gives_way_and_settings_are_no_device(devices: DeviceStore) -> None:
     settings = PushSettings("acme", "ben", 60, 120, "UTC", True, 7)
+    assert await devices.settings("acme", "ben") is None
     await devices.put_settings(settings)
+    assert await devices.settings("acme", "ben") == settings
+    assert await devices.settings("acme", "cleo") is None
+    assert await devices.devices("acme", "ben") == []
     assert [await devices.put(device(f"d{number}", number)) for number in (2, 1, 3)] == [None] * 3
     assert await devices.put(device("d4", 4)) == "d1"
     await devices.put_settings(settings._replace(version=6, quiet_from_min=0))
