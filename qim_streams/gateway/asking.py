@@ -1,4 +1,5 @@
-"""WriterRequests: what a session asks of writers: sends, edits, recalls and changes of groups.
+"""How requests of a session are answered. WriterRequests: what it asks of writers: sends, edits, recalls and
+changes of groups.
 
 Invariants: every request is answered exactly once, from a callback of the writers' links or from a task,
 so the socket is read meanwhile; who asks comes from the session, never from a frame.
@@ -6,10 +7,12 @@ so the socket is read meanwhile; who asks comes from the session, never from a f
 Spec: §3.
 """
 
+import logging
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from qim_streams.commit.outcome import SendOutcome
-from qim_streams.errors import ProtocolError
+from qim_streams.errors import ProtocolError, QimError
 from qim_streams.gateway import requests
 from qim_streams.gateway.services import Services
 from qim_streams.gateway.session_ports import RefusableSession
@@ -17,9 +20,30 @@ from qim_streams.wire.answers import error_for
 from qim_streams.wire.frames import Error
 from qim_streams.wire.frames_group import GroupFrame
 
+log = logging.getLogger(__name__)
+
+
+async def answering(
+    session: RefusableSession, work: Callable[[], Awaitable[None]], rid: int, answered: Callable[[], None]
+) -> None:
+    """Run `work`, which answers; if it raises, `answered` is called and the answer is an ERROR."""
+    try:
+        await work()
+    except (QimError, TimeoutError) as failure:
+        answer = error_for(failure, rid)
+    except Exception as failure:
+        log.exception("a request failed unforeseen")
+        answer = error_for(failure, rid)
+    else:
+        return
+    answered()
+    session.refuse(answer)
+
 
 class WriterRequests:
     """Of one session."""
+
+    __slots__ = ("_all", "_session")
 
     def __init__(self, services: Services, session: RefusableSession) -> None:
         self._all, self._session = services, session

@@ -49,6 +49,8 @@ _ENDS: Final = frozenset({WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED, 
 class Socket:
     """One WebSocket and its session."""
 
+    __slots__ = ("_closing", "_codec", "_ws", "session", "transport")
+
     def __init__(
         self,
         services: Services,
@@ -68,8 +70,6 @@ class Socket:
             bytes_max=services.settings.outbound_queue_bytes_max,
         )
         self.session = ClientSession(services, codec, outbound, self._hang_up)
-        self._seat = services.rooms.seat(self.session, codec, outbound)
-        self.session.handlers |= self._seat.handlers
         self._closing: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
@@ -90,7 +90,6 @@ class Socket:
                     await outbound.room()
         finally:
             session.close()
-            self._seat.close()
             if self._closing is not None:
                 await asyncio.wait([self._closing])
 

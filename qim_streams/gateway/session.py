@@ -21,8 +21,8 @@ from functools import partial
 from typing import Any, Final
 
 from qim_streams import failpoints, limits
-from qim_streams.errors import ProtocolError, QimError, SyncVerdict
-from qim_streams.gateway.asking import WriterRequests
+from qim_streams.errors import ProtocolError, SyncVerdict
+from qim_streams.gateway.asking import WriterRequests, answering
 from qim_streams.gateway.auth_ok import auth_ok
 from qim_streams.gateway.feed import LiveFeed
 from qim_streams.gateway.history import history_page
@@ -32,13 +32,14 @@ from qim_streams.gateway.metrics import PULL_SECONDS
 from qim_streams.gateway.outbound import Outbound
 from qim_streams.gateway.ports import DeviceKey
 from qim_streams.gateway.presence import Notice, Said
+from qim_streams.gateway.room_seat import NoSeat, RoomSeat
 from qim_streams.gateway.services import Services
 from qim_streams.placement import lane_of_ordinal
 from qim_streams.sessions.group_changes import NOTE
 from qim_streams.sessions.ports import user_of
 from qim_streams.sync.ports import MailboxAddress
 from qim_streams.sync.pull import PullResult
-from qim_streams.sync.service import Opening
+from qim_streams.sync.session import SyncSession
 from qim_streams.wire import MSGPACK
 from qim_streams.wire.answers import error, error_for
 from qim_streams.wire.codec import Codec
@@ -59,6 +60,7 @@ from qim_streams.wire.frames import (
     SyncComplete,
 )
 from qim_streams.wire.frames_changes import EditMessage, RecallMessage
+from qim_streams.wire.frames_rooms import ControlRoom, CreateRoom, JoinRoom, LeaveRoom, SendRoom
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +68,8 @@ HELD_BYTES_MAX: Final = 256 * 1024
 
 
 class ClientSession:
-    """See the module text. `hang_up(ws_close_code)` closes the socket soon."""
+    """See the module text. `hang_up(ws_close_code)` closes the socket soon. There are many, and most are
+    idle: nothing is made before it is needed."""
 
     def __init__(
         self, services: Services, codec: Codec, outbound: Outbound, hang_up: Callable[[int], object]
@@ -83,21 +86,11 @@ class ClientSession:
         self.feed: LiveFeed | None = None
         self.place = ("", -1)  # tenant and MailboxShard, once authenticated
         self._address: MailboxAddress | None = None
-        self._opening: Opening | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._sync: SyncSession | None = None
+        self._seat: RoomSeat | NoSeat | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._counted_syncing = False
         self._requests = WriterRequests(services, self)
-        self.handlers: dict[type, Callable[[Any], None]] = {
-            Auth: self._on_auth,
-            PullMailbox: self._on_pull,
-            PullHistory: self._on_history,
-            SyncComplete: self._on_sync_complete,
-            SendMessage: self._requests.on_send,
-            EditMessage: self._requests.on_send,
-            RecallMessage: self._requests.on_send,
-            Ping: lambda frame: self.send(Pong(frame.rid, services.settings.ping_interval_ms)),
-            Pong: lambda frame: None,
-        }
 
     # -- what the owner and the push side use
 
@@ -171,6 +164,8 @@ class ClientSession:
             task.cancel()
         if self.feed is not None:
             self.feed.close()
+        if self._seat is not None:
+            self._seat.close()
         if self._address is not None:
             self._all.sessions.bus.unlisten(user_of(self._address), self.signalled)
             self._all.watches.left(self)
@@ -224,7 +219,7 @@ class ClientSession:
         )
         if not self.is_open:
             return
-        self._address, self._opening, self.session_epoch = address, opening, epoch
+        self._address, self._sync, self.session_epoch = address, opening.session, epoch
         self._shard_epoch, self.place = opening.here.shard_epoch, (tenant_id, shard)
         now_s = self._loop.time()
         self.refresh_at = now_s + CHECK_S if self.endable else self._all.next_refresh(now_s)
@@ -238,7 +233,7 @@ class ClientSession:
             LiveStream(opening.sync_to_seq, HELD_BYTES_MAX),
             self._codec,
             self.outbound,
-            partial(self._fill, opening.sync_to_seq),
+            self._fill,
             self._all.counters,
         )
         self.connection.auth_accepted()
@@ -261,15 +256,15 @@ class ClientSession:
         self.spawn(partial(self._pull, frame), frame.rid, self.connection.pull_answered)
 
     async def _pull(self, frame: PullMailbox) -> None:
-        assert self._opening is not None
+        session = self._sync
+        assert session is not None
         assert self.feed is not None
         started = self._loop.time()
-        session = self._opening.session
         shard = self.address.shard
         # Once online the bound is W, which the service checks against what it reads.
         session.check_pull(frame.after_seq, frame.up_to_seq, max(frame.up_to_seq, session.sync_to_seq))
-        result = await self._pull_range(
-            session.sync_to_seq, frame.limit_entries, frame.limit_bytes, frame.after_seq, frame.up_to_seq
+        result = await self._read(
+            self._all.pull_slots, frame.after_seq, frame.up_to_seq, frame.limit_entries, frame.limit_bytes
         )
         if not self.is_open:
             return
@@ -291,19 +286,22 @@ class ClientSession:
         PULL_SECONDS.observe(self._loop.time() - started)
         self.feed.pulled(frame.after_seq, result.covered_through_seq)
 
-    async def _pull_range(self, told: int, entries: int, size: int, after: int, up_to: int) -> PullResult:
-        async with self._all.pull_slots:
-            return await self._all.pulls.pull(self.address, after, up_to, entries, size, told)
+    async def _fill(self, after: int, up_to: int) -> PullResult:
+        most = limits.PULL_ENTRIES_MAX, limits.PULL_BYTES_MAX
+        return await self._read(self._all.fill_slots, after, up_to, *most)
 
-    async def _fill(self, told: int, after: int, up_to: int) -> PullResult:
-        entries, size = limits.PULL_ENTRIES_MAX, limits.PULL_BYTES_MAX
-        async with self._all.fill_slots:
+    async def _read(
+        self, slots: asyncio.Semaphore, after: int, up_to: int, entries: int, size: int
+    ) -> PullResult:
+        assert self._sync is not None
+        told = self._sync.sync_to_seq
+        async with slots:
             return await self._all.pulls.pull(self.address, after, up_to, entries, size, told)
 
     def _on_sync_complete(self, frame: SyncComplete) -> None:
-        assert self._opening is not None
+        session = self._sync
+        assert session is not None
         assert self.feed is not None
-        session = self._opening.session
         try:
             session.check_complete(frame.sync_to_seq)
         except SyncVerdict as verdict:
@@ -331,11 +329,16 @@ class ClientSession:
     # -- the rest
 
     def _handle(self, frame: ClientFrame) -> None:
-        handler = self.handlers.get(type(frame))
+        handler = _HANDLERS.get(type(frame))
         if handler is not None:
-            handler(frame)
+            handler(self, frame)
         elif not any(one.handle(self, frame) for one in self._all.frame_services):
             self._requests.on_group(frame)  # type: ignore[arg-type]  # what is left are the group frames
+
+    def _on_room(self, frame: Any) -> None:
+        if self._seat is None:
+            self._seat = self._all.rooms.seat(self, self._codec, self.outbound)
+        self._seat.handle(frame)
 
     def signalled(self, but_device: str, data: bytes) -> None:
         """Pass on what the user's devices are told, unless it is not for this one or the reader is slow."""
@@ -380,21 +383,18 @@ class ClientSession:
 
     def spawn(self, work: Callable[[], Awaitable[None]], rid: int, answered: Callable[[], None]) -> None:
         """Run `work`, which answers; if it raises, `answered` is called and the answer is an ERROR."""
-        task = self._loop.create_task(self._guarded(work, rid, answered))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task = self._loop.create_task(answering(self, work, rid, answered))
+        self._tasks.append(task)
+        task.add_done_callback(self._tasks.remove)
 
-    async def _guarded(
-        self, work: Callable[[], Awaitable[None]], rid: int, answered: Callable[[], None]
-    ) -> None:
-        try:
-            await work()
-        except (QimError, TimeoutError) as failure:
-            answer = error_for(failure, rid)
-        except Exception as failure:
-            log.exception("a request failed unforeseen")
-            answer = error_for(failure, rid)
-        else:
-            return
-        answered()
-        self.refuse(answer)
+
+_HANDLERS: Final[dict[type, Callable[[ClientSession, Any], None]]] = {
+    Auth: ClientSession._on_auth,
+    PullMailbox: ClientSession._on_pull,
+    PullHistory: ClientSession._on_history,
+    SyncComplete: ClientSession._on_sync_complete,
+    **dict.fromkeys((SendMessage, EditMessage, RecallMessage), lambda me, frame: me._requests.on_send(frame)),
+    **dict.fromkeys((JoinRoom, LeaveRoom, SendRoom, CreateRoom, ControlRoom), ClientSession._on_room),
+    Ping: lambda me, frame: me.send(Pong(frame.rid, me._all.settings.ping_interval_ms)),
+    Pong: lambda me, frame: None,
+}

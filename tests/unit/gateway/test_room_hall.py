@@ -1,6 +1,7 @@
 """Rooms of a gateway: one encoding, slow readers, events, bounds (Spec: §10; J1, J2, J4)."""
 
 import asyncio
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from qim_streams.gateway import room_seat
 from qim_streams.gateway.local_room import WAITING_MAX
 from qim_streams.gateway.room_counts import CountExchange
 from qim_streams.gateway.room_seat import RoomSeat
-from qim_streams.gateway.rooms import RoomHall
+from qim_streams.gateway.rooms import TURN, RoomHall
 from qim_streams.rooms.commands import RoomJoin
 from qim_streams.sync.ports import MailboxAddress
 from qim_streams.wire import JSON, MSGPACK
@@ -94,7 +95,7 @@ class Device:
     async def ask(self, frame: Any) -> Any:
         """The answer to a frame; AdmissionRefused."""
         self.connection.requests += 1
-        self.seat.handlers[type(frame)](frame)
+        self.seat.handle(frame)
         if type(frame) is not LeaveRoom:
             await self.task
         if self.failures:
@@ -317,6 +318,27 @@ async def test_rooms_of_one_connection_share_its_frames_and_are_bounded() -> Non
         assert len(ann.frames) == 2
         ann.seat.close()
         assert hall.counts() == {}
+    world.kill()
+
+
+async def test_a_tick_lets_others_on_after_a_few_connections() -> None:
+    """The sender's acknowledgement waits for a slice of a room, never for all of it."""
+    world = await ready()
+    async with world.hall(frame_rate=0.01) as hall:
+        devices = [Device(hall, f"u{number}") for number in range(3 * TURN + 1)]
+        await asyncio.gather(*(one.join() for one in devices))
+        await world.say("lobby", "x")
+        await eventually(lambda: all(one.said == [1] for one in devices), 60, "the first tick")
+        await world.say("lobby", "x")
+        (room,) = hall._rooms.values()
+        await eventually(lambda: room._waiting, 60, "the second message")
+        written = [len(devices)]
+        tick = asyncio.create_task(hall.tick())
+        while not tick.done():
+            await asyncio.sleep(0)
+            written.append(sum(len(one.outbound.written) for one in devices))
+        assert written[-1] == 2 * len(devices)
+        assert max(after - before for before, after in pairwise(written)) <= TURN
     world.kill()
 
 
