@@ -42,7 +42,9 @@ from qim_streams.wire.frames_rooms import RoomEvent
 
 log = logging.getLogger(__name__)
 
-TURN: Final = 256  # connections in one turn of the event loop
+TURN: Final = (
+    32  # connections in one turn of the event loop: each costs a write, and whoever asks waits for it
+)
 _NAMES: Final = {kind: name for name, kind in ACTIONS.items()}
 
 

@@ -3,12 +3,13 @@
     python -m tests.perf.rooms [--viewers 500 1000 2000 5000] [--rate 20] [--seconds 15] (--help)
 
 For each size: so many connections sign on and enter one room of one gateway, then one sender says `--rate`
-messages a second (the room's own bound is 20), open loop. Told are: joins per second, frames and deliveries
-per second, messages that a viewer missed, time from the room's clock to the viewer, the sender's
-acknowledgements (P50 and P99), CPU of gateway and RoomWriter in cores, memory of the gateway per connection,
-and how busy this program was, which competes for the same processors. Flat acknowledgements from the first
-size to the last mean that viewers cost the sender nothing; fewer frames than ten a second and viewer, with
-nothing missed, are what a gateway without time to spare looks like.
+messages a second (the room's own bound is 20), open loop. The sender is a process of its own
+(`tests.perf.room_sender`): what the viewers take here does not delay it. Told are: joins per second, frames
+and deliveries per second, messages that a viewer missed, time from the room's clock to the viewer, the
+sender's acknowledgements (P50 and P99), CPU of gateway and RoomWriter in cores, memory of the gateway per
+connection, and how busy this program was, which competes for the same processors. Flat acknowledgements from
+the first size to the last mean that viewers cost the sender nothing; fewer frames than ten a second and
+viewer, with nothing missed, are what a gateway without time to spare looks like.
 
 Storms of joins: `tests.perf.room_joins`; idle connections: `tests.perf.idle`.
 
@@ -31,7 +32,8 @@ from qim_streams.loadgen.procfs import Usage
 from qim_streams.loadgen.socket import LeanSocket
 from qim_streams.wire import MSGPACK
 from qim_streams.wire.frames import Auth, ClientFrame, Ping
-from qim_streams.wire.frames_rooms import CreateRoom, JoinRoom, SendRoom
+from qim_streams.wire.frames_rooms import JoinRoom
+from tests.perf.beside import Beside
 from tests.perf.processes import MeasurementError
 from tests.perf.running_stack import RunningStack, many_descriptors, measured
 
@@ -41,6 +43,7 @@ ANSWER_S = 60.0
 BODY = b"x" * 100
 ROLES = ("gateway", "rooms")
 RECENT_MAX = 64
+PING_S = 20.0
 _recent: dict[bytes, dict[str, Any]] = {}  # a room's batch is the same bytes for all: decoded once
 
 
@@ -175,10 +178,9 @@ class Rooms:
 
     async def open(self) -> None:
         """The sender, and the room."""
-        self._sender = Device(self._address.require_url())
-        await self._sender.sign_on(self._address.token(f"{self._run}.sender"), None)
-        await self._sender.ask(lambda rid: CreateRoom(rid, self.room_id), "ROOM_STATE")
-        await self._sender.ask(lambda rid: JoinRoom(rid, self.room_id, 0), "JOINED")
+        self._sender = await Beside.start("tests.perf.room_sender")
+        url, token = self._address.require_url(), self._address.token(f"{self._run}.sender")
+        await self._sender.ask({"url": url, "token": token, "room_id": self.room_id})
 
     async def measure(self, viewers: int) -> Size:
         """Grow to so many viewers and talk."""
@@ -233,35 +235,27 @@ class Rooms:
     _said = 0
 
     async def _talk(self) -> tuple[list[float], int]:
-        acks: list[float] = []
-        refused = 0
+        pinging = asyncio.create_task(self._ping())
+        try:
+            said = await self._sender.ask({"rate": self._rate, "seconds": self._seconds})
+        finally:
+            pinging.cancel()
+        self._said += len(said["ack_ms"])
+        return said["ack_ms"], said["refused"]
 
-        async def say(number: int) -> None:
-            nonlocal refused
-            began_s = time.monotonic()
-            answer = await self._sender.put(
-                lambda rid: SendRoom(rid, self.room_id, f"{self._run}.{self._said}.{number}", BODY)
-            )
-            if answer["t"] == "ROOM_ACK":
-                acks.append((time.monotonic() - began_s) * 1_000)
-            else:
-                refused += 1
-
-        began_s, talking = time.monotonic(), []
-        for number in range(round(self._rate * self._seconds)):
-            await asyncio.sleep(max(0.0, began_s + number / self._rate - time.monotonic()))
-            talking.append(asyncio.create_task(say(number)))
-            if number % max(1, round(self._rate * 20)) == 0:
-                for viewer in self._viewers:
+    async def _ping(self) -> None:
+        """Signs of life of the viewers, for ever, spread over the interval."""
+        while True:
+            for part in range(10):
+                for viewer in self._viewers[part::10]:
                     viewer.say_ping()
-        await asyncio.gather(*talking)
-        self._said += len(acks)
-        return acks, refused
+                await asyncio.sleep(PING_S / 10)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Leave."""
-        for one in (*self._viewers, self._sender):
+        for one in self._viewers:
             one.socket.close()
+        await self._sender.close()
 
 
 def percentile(values: Any, share: float) -> float:
@@ -308,7 +302,7 @@ async def _measure(stack: RunningStack, options: argparse.Namespace) -> int:
                 print(f"  {size.refused} sends were refused, {size.broken} messages out of order or twice")
                 broken += 1
     finally:
-        rooms.close()
+        await rooms.close()
     return 1 if broken else 0
 
 
