@@ -2,7 +2,7 @@
 
 With the RocksDB archive one process owns the directory and therefore every Outbox partition. A second
 archiver waits for the directory before it joins the group (setting `archive_lock_wait_s`), so it never
-takes partitions that it could not serve, and then ends with 78 and says which directory is in use. With the
+takes partitions that it could not serve, and then ends with 1 and says which directory is in use. With the
 Cassandra archive any number of archivers share the partitions.
 
 An archive that is unavailable holds only this role: the batch is retried in place for as long as it takes,

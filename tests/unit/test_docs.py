@@ -32,6 +32,7 @@ from qim_streams.sessions import keys as session_keys
 from qim_streams.sessions import redis_projection
 from qim_streams.settings import OTHER_VARIABLES, Settings
 from qim_streams.streaming import topics
+from qim_streams.streaming.doubt import EXIT_CONFIG, EXIT_DOUBT
 from qim_streams.sync import redis_boundaries
 from qim_streams.wire.frames import CLIENT_FRAMES, SERVER_FRAMES, Event, Message
 from qim_streams.wire.schema import Schema
@@ -159,9 +160,21 @@ def unknown_names(text: str) -> list[str]:
     return sorted(named - words_of_the_code())
 
 
-@pytest.mark.parametrize("page", [ARCHITECTURE, *DECISIONS], ids=lambda path: path.stem)
+# Names of others, and metrics: tests/unit/test_monitoring.py knows those that exist.
+_FOREIGN = re.compile(r"used_memory|qim_[a-z]+(_[a-z]+)+")
+
+
+@EACH_PAGE
 def test_every_name_is_one_of_the_code(page: Path) -> None:
-    assert not unknown_names(page.read_text(encoding="utf-8"))
+    named = unknown_names(page.read_text(encoding="utf-8"))
+    assert not [name for name in named if not _FOREIGN.fullmatch(name)]
+
+
+def test_exit_codes_are_told_as_they_are() -> None:
+    """What an operator sees of a role that ended."""
+    page = (ROOT / "docs" / "runbooks" / "QimRoleDown.md").read_text(encoding="utf-8")
+    assert f"exit code {EXIT_DOUBT} means that it stopped on doubt" in page
+    assert f", {EXIT_CONFIG} that its configuration is wrong" in page
 
 
 def test_a_name_that_the_code_lost_is_caught() -> None:
