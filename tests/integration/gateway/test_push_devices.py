@@ -17,7 +17,8 @@ from qim_streams.wire.frames_push import (
     SetPushSettings,
     UnregisterPush,
 )
-from tests.support.gateway_world import GatewayWorld, WireClient
+from tests.support.doc_code import as_function, python_blocks
+from tests.support.gateway_world import GatewayWorld, WireClient, token
 from tests.unit.api.fakes import BASE, FakeWriter, client, deps
 
 BOTH = pytest.mark.parametrize("codec", CODECS.values(), ids=lambda c: c.subprotocol)
@@ -48,6 +49,22 @@ async def test_a_device_registers_and_another_one_logs_it_out(world: GatewayWorl
         assert await laptop.call(GetPush(4)) == PushState(4, [row])
         assert await laptop.call(UnregisterPush(5, "phone")) == PushState(5, [])
         assert world.push_log.records[-1].value is None
+
+
+async def test_the_example_of_the_page(world: GatewayWorld) -> None:
+    """docs/notifications.md: what an application does at each start."""
+    asked: list[bool] = []
+
+    async def token_of_the_platform(another: bool) -> str:
+        asked.append(another)
+        return "tok"
+
+    (code,) = python_blocks("docs/notifications.md")
+    example = as_function(code, "url", "access_token", "token_of_the_platform")
+    await example(world.url, token("ben"), token_of_the_platform)
+    (stored,) = await world.push_store.devices("acme", "ben")
+    assert (stored.device_id, stored.provider, stored.token) == ("phone-1", "apns", "tok")
+    assert asked == [False]
 
 
 @BOTH

@@ -1,8 +1,10 @@
 """Signatures: the published example of the form, and what a receiver refuses."""
 
 import base64
+import time
 
 from qim_streams.webhooks.signature import headers, is_genuine, signature
+from tests.support.doc_code import defined_by, python_blocks
 
 SECRET = base64.b64decode("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
 
@@ -19,3 +21,14 @@ def test_a_receiver_takes_what_is_signed_and_of_these_minutes() -> None:
     assert not is_genuine(SECRET, sent, b"{}", 1_000 + 3_600)
     assert not is_genuine(b"other", sent, b"{}", 1_010)
     assert not is_genuine(SECRET, {}, b"{}", 1_010)
+
+
+def test_the_code_that_the_page_gives_to_receivers() -> None:
+    """docs/webhooks.md: it takes what we sign, and nothing else."""
+    (code,) = python_blocks("docs/webhooks.md")
+    theirs = defined_by(code)["is_genuine"]
+    sent = headers(SECRET, "id.1", int(time.time()), b"{}")
+    assert theirs(SECRET, sent, b"{}")
+    assert not theirs(SECRET, sent, b"{} ")
+    assert not theirs(b"other", sent, b"{}")
+    assert not theirs(SECRET, headers(SECRET, "id.1", int(time.time()) - 3_600, b"{}"), b"{}")
