@@ -1,9 +1,12 @@
 #!/bin/sh
-# Makes the secrets of the containers, once: docker/secrets/*, readable by you alone. Nothing is overwritten.
+# Makes the secrets of the containers, once: docker/secrets/*. Nothing is overwritten.
+# Compose mounts a file with the owner and mode that it has here, and containers run as other users (10001, those
+# of Redis and Grafana): so the files may be read, and the directory may be entered by you alone.
 set -eu
 umask 077
 cd "$(dirname "$0")"
 mkdir -p secrets
+chmod 0700 secrets
 random() { openssl rand -hex 32; }
 for name in internal_secret jwt_secret cursor_secret admin_api_key redis_password grafana_password; do
     [ -s "secrets/$name" ] || random > "secrets/$name"
@@ -15,4 +18,5 @@ user default off
 user qim on >$password $(cat redis/commands)
 ACL
 [ -s secrets/redis_url ] || printf 'redis://qim:%s@redis:6379/0\n' "$password" > secrets/redis_url
+chmod 0444 secrets/*
 echo "docker/secrets: ready"
