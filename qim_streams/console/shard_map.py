@@ -159,15 +159,22 @@ class ShardMap:
             raise ProtocolError("FIELD_INVALID", f"shard: 0 to {self._counts['s'] - 1}", field="shard")
         (state,) = await self._watermarks.watermarks([shard])
         (lease,) = await self._leases([f"s:{shard}"])
-        first = max(1, state.epoch - BOUNDARIES_SHOWN + 1)
-        last = max(state.epoch, lease.epoch or 0)
-        rows = await self._boundaries.read(shard, min(first, last), last) if last else []
-        found = [
-            BoundaryView(epoch, row.granted_at_ms, min(row.lanes), max(row.lanes))
-            for epoch, row in zip(range(min(first, last), last + 1), rows, strict=True)
-            if row is not None
-        ]
-        return ShardView(shard, state.epoch, list(state.lanes), lease, found[::-1][:BOUNDARIES_SHOWN])
+        boundaries = await self._last_boundaries(shard, state.epoch, lease.epoch or 0)
+        return ShardView(shard, state.epoch, list(state.lanes), lease, boundaries)
+
+    async def _last_boundaries(self, shard: int, written: int, leased: int) -> list[BoundaryView]:
+        """Below the last epoch that wrote, and below the lease's; the newest first.
+
+        In two windows: an epoch is a number of seconds where nothing is known of the one before, so between a
+        shard that nobody has written yet and its lease there may be two thousand million of them.
+        """
+        found: dict[int, BoundaryView] = {}
+        for last in filter(None, {written, leased}):
+            first = max(1, last - BOUNDARIES_SHOWN + 1)
+            for epoch, row in enumerate(await self._boundaries.read(shard, first, last), first):
+                if row is not None:
+                    found[epoch] = BoundaryView(epoch, row.granted_at_ms, min(row.lanes), max(row.lanes))
+        return [found[epoch] for epoch in sorted(found, reverse=True)][:BOUNDARIES_SHOWN]
 
     async def _leases(self, names: list[str]) -> list[LeaseView]:
         holders = await self._holders(names)

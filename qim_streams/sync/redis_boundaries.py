@@ -46,7 +46,11 @@ class RedisEpochBoundaries:
         return resolve(await self.read(shard, from_epoch + 1, to_epoch), lane)
 
     async def read(self, shard: int, first: int, last: int) -> list[EpochBoundary | None]:
-        """The boundaries of the epochs `first` to `last`, both inclusive; None where none is kept."""
+        """The boundaries of the epochs `first` to `last`, both inclusive; None where none is kept.
+
+        At most `limits.EPOCH_BOUNDARIES_MAX` of them: epochs may be as far apart as seconds since 1970.
+        """
+        assert last - first < limits.EPOCH_BOUNDARIES_MAX, f"epochs {first} to {last} of s:{shard}"
         wanted = [str(epoch) for epoch in range(first, last + 1)]
         if not wanted:
             return []

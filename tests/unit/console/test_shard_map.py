@@ -21,6 +21,7 @@ class World:
         self.placement = Placement(ShardMapping(2, len(splits), splits))
         self.waters = {0: 50, 1: 60, 2: 1_005, 3: -1}
         self.fanout = [10, 10]
+        self.written, self.leased = 12, 13  # epochs
 
     async def load(self) -> Placement:
         return self.placement
@@ -50,12 +51,15 @@ class World:
         return [7 for _ in shards]
 
     async def watermarks(self, shards: Sequence[int]) -> list[WatermarkState]:
-        return [WatermarkState(12, tuple(range(64))) for _ in shards]
+        return [WatermarkState(self.written, tuple(range(64))) for _ in shards]
 
     async def holders(self, resources: list[str]) -> list[Holder | None]:
-        return [None if one == "s:1" else Holder(one, "node", 2, "a:1", 13, 500) for one in resources]
+        return [
+            None if one == "s:1" else Holder(one, "node", 2, "a:1", self.leased, 500) for one in resources
+        ]
 
     async def read(self, shard: int, first: int, last: int) -> list[EpochBoundary | None]:
+        assert last - first < 100, "nobody has room for that many"
         return [
             EpochBoundary(epoch, (epoch,) * 64) if epoch > 10 else None for epoch in range(first, last + 1)
         ]
@@ -103,6 +107,17 @@ async def test_one_shard_with_its_takeovers() -> None:
     assert [one.epoch for one in view.boundaries] == [13, 12, 11], "the newest first, the lease's included"
     with pytest.raises(ProtocolError, match="shard"):
         await World().map().shard(4)
+
+
+async def test_a_shard_that_nobody_has_written_yet() -> None:
+    """Its lease's epoch is the time in seconds then; all epochs up to it were asked for, nine gigabytes."""
+    world = World()
+    world.written, world.leased = 0, 1_796_000_000
+    view = await world.map().shard(0)
+    assert view.epoch == 0
+    assert [one.epoch for one in view.boundaries] == list(range(1_796_000_000, 1_796_000_000 - 20, -1))
+    world.written = 20
+    assert len((await world.map().shard(0)).boundaries) == 20
 
 
 async def test_every_resource_is_listed() -> None:
