@@ -10,10 +10,12 @@ import time
 from contextlib import AsyncExitStack
 from typing import Self
 
+from qim_streams.wire.frames import Ping, Pong
 from tests.support.battlefield import Battlefield
 from tests.support.waiting import eventually
 
 DONE_S = 60.0
+PING_S = 15.0  # ben says nothing else, and who is silent for long is shown out
 
 
 class Honest:
@@ -36,11 +38,14 @@ class Honest:
         await self._say()
         await self._heard()
         self._talking = asyncio.create_task(self._talk())
+        self._pinging = asyncio.create_task(self._ping())
         return self
 
     async def __aexit__(self, kind: object, *_: object) -> None:
         self._ends = True  # the message that is under way is finished, not given up
         await asyncio.wait([self._talking])
+        self._pinging.cancel()
+        await asyncio.wait([self._pinging])
         try:
             if kind is None:
                 self._talking.result()
@@ -70,6 +75,11 @@ class Honest:
             await asyncio.sleep(max(0.0, began + count / self._per_s - time.monotonic()))
             await self._say()
 
+    async def _ping(self) -> None:
+        while True:
+            await asyncio.sleep(PING_S)
+            await self._ben.request(Ping(self._ben.next_rid()), Pong, DONE_S)
+
     async def _say(self) -> None:
         body = f"honest {len(self._said)}".encode()
         began = time.monotonic()
@@ -78,4 +88,8 @@ class Honest:
         self._said.append(body)
 
     async def _heard(self) -> None:
-        await eventually(lambda: len(self.heard()) >= len(self._said), DONE_S, "ben to hear everything")
+        def all_of_it() -> bool:
+            assert self._ben.is_open, "ben was shown out"
+            return len(self.heard()) >= len(self._said)
+
+        await eventually(all_of_it, DONE_S, "ben to hear everything")
