@@ -137,6 +137,7 @@ async def test_one_link_breaks_in_every_way(
             await traffic.more_acks(60, BACK_S)
             back[what] = round(time.monotonic() - healed_s, 1)
     figures["seconds to 60 acks after"] = back
+    print(back)
     assert len(back) == len(faults)
 
 
