@@ -33,7 +33,7 @@ PRODUCT_FREEZE_S = 16.0  # more than the lease of the product, and than its sess
 ACKS_BEFORE, ACKS_AFTER = 20, 30
 SHARDS = 4
 ENVIRONMENT = {
-    # So many that a writer which starts beside a stand-by gets two: some points are passed once per partition.
+    # So many that a writer that starts beside a stand-by gets two: some points are passed once per partition.
     "QIM_OUTBOX_PARTITIONS": "4",
     # Few shards and a small write batch: the group of everybody is a large record in each shard.
     "QIM_MAILBOX_SHARDS": str(SHARDS),
