@@ -1,4 +1,5 @@
-"""Arithmetic and options of the measurements of rooms and idle connections; nothing is started here."""
+"""Arithmetic and options of the measurements of rooms, idle connections and notifications; nothing is
+started here."""
 
 from array import array
 from types import SimpleNamespace
@@ -6,7 +7,7 @@ from types import SimpleNamespace
 import msgpack
 import pytest
 
-from tests.perf import idle, room_joins, rooms
+from tests.perf import idle, notifications, room_joins, rooms
 
 
 def test_a_batch_is_decoded_once_for_all_and_the_memory_is_bounded() -> None:
@@ -45,6 +46,22 @@ def test_a_storm_is_told_per_connection_and_second() -> None:
     assert "gateway 0.50, rooms 0.02" in text
 
 
+def test_notifications_are_told_per_second_and_core() -> None:
+    told = notifications.Told(
+        1_000,
+        1_003,
+        1_000,
+        2.0,
+        {"notification": 0.1, "redis": 0.02, "provider": 0.0},
+        {"notification": 1.5, "redis": 0.2, "provider": 0.4},
+    )
+    text = "\n".join(notifications.lines_of(told))
+    assert "1000 of 1000 notifications in 2.0 s: 500/s, 3 twice" in text
+    assert "role 100 µs to queue, 1500 µs to send: 625/s and core" in text
+    assert "Redis 20 and 200 µs, provider 400 µs" in text
+    assert "notification 0.75, redis 0.10, provider 0.20" in text
+
+
 @pytest.mark.parametrize(
     ("program", "arguments"),
     [
@@ -54,6 +71,9 @@ def test_a_storm_is_told_per_connection_and_second() -> None:
         (room_joins, ["--joins", "0"]),
         (room_joins, ["--seconds", "0"]),
         (rooms, ["--viewers", "5", "1"]),
+        (notifications, ["--groups", "0"]),
+        (notifications, ["--messages", "0"]),
+        (notifications, ["--devices", "401", "--groups", "1"]),
     ],
 )
 def test_wrong_options_are_named(
