@@ -61,7 +61,7 @@ class SessionTotalsTeller:
             async with asyncio.timeout(AT_SIGN_ON_S):
                 return await self._badges.totals(user_of(address), address.shard)
         except (StoreError, TimeoutError, AdmissionRefused) as error:
-            log.info("totals of a sign-on are left out: %s", error or "no answer in time")
+            log.info("totals of a sign-on are left out: %s", str(error) or "no answer in time")
             return UNKNOWN
         finally:
             self._counting -= 1

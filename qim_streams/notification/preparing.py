@@ -126,7 +126,7 @@ class Preparer:
             async with asyncio.timeout(BADGES_S):
                 badges = await self._badges.badges(wanted)
         except (StoreError, TimeoutError) as error:
-            log.info("%d badges are left out: %s", len(wanted), error or "no answer in time")
+            log.info("%d badges are left out: %s", len(wanted), str(error) or "no answer in time")
             return {}
         return {user: badge.unread for user, badge in zip(users, badges, strict=True)}
 

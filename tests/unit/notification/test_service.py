@@ -49,6 +49,21 @@ async def test_a_notification_has_badge_mention_and_preview() -> None:
     assert first.collapse_key == first.notification_id.hex()
 
 
+async def test_a_count_that_takes_too_long_costs_the_badge_not_the_notification(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """H13: and the log says why."""
+    world = NotificationWorld()
+    await world.device()
+    world.messages.uncounted = True
+    with caplog.at_level("INFO"):
+        async with world.running() as service:
+            await world.offer(service, world.message())
+            await world.pass_time(GRACE_MS + 100)
+    assert [one.badge for one in world.providers["apns"].seen] == [None]
+    assert "1 badges are left out: no answer in time" in caplog.text
+
+
 async def test_who_reconnects_within_the_grace_is_not_notified() -> None:
     world = NotificationWorld()
     await world.device()

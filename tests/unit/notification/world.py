@@ -57,13 +57,13 @@ class ScriptedProvider:
 
 
 class Messages:
-    """Messages, marks and badges; `down` makes reading them fail."""
+    """Messages, marks and badges; `down` makes reading them fail, `uncounted` the count of badges."""
 
     def __init__(self) -> None:
         self.rows: dict[tuple[str, str, int], MessageRecord] = {}
         self.marks: dict[tuple[SessionUser, str], UserConversationState] = {}
         self.unread: dict[str, int] = {}
-        self.down = False
+        self.down = self.uncounted = False
 
     async def records(self, wanted: Sequence[tuple[str, str, int]]) -> list[bytes | None]:
         """See `MessageReader`."""
@@ -77,6 +77,8 @@ class Messages:
 
     async def badges(self, wanted: Sequence[BadgeQuery]) -> list[Badge]:
         """See `BadgeReader`."""
+        if self.uncounted:
+            raise TimeoutError
         return [Badge(self.unread.get(one.user.user_id, 1), True) for one in wanted]
 
 
