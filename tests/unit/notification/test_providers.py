@@ -3,9 +3,11 @@
 import hashlib
 import hmac
 import logging
+import sys
 import time
 import uuid
 from collections.abc import AsyncIterator
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 
 import jwt
@@ -58,6 +60,22 @@ def notification(**changes: object) -> Notification:
         "expires_at": 1_760_086_400,
     }
     return Notification(**(fields | changes))  # type: ignore[arg-type]  # fields of many types
+
+
+async def test_a_request_searches_for_no_module(
+    providers: dict[str, Provider], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver that tries to import what is not there has the whole path searched, for each notification."""
+    searched: list[str] = []
+
+    class Finder(MetaPathFinder):
+        def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+            searched.append(fullname)
+
+    assert (await providers["apns"].send(notification())).result is Result.SENT
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    assert (await providers["apns"].send(notification())).result is Result.SENT
+    assert searched == []
 
 
 async def test_apns_request_has_what_apple_wants(fake: FakeProviders, providers: dict[str, Provider]) -> None:
