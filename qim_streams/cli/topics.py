@@ -6,19 +6,33 @@ Exit code 1 when something differs or cannot be done, with one line per problem.
 import json
 import sys
 from dataclasses import asdict
+from pathlib import Path
 
 import click
 
 from qim_streams.cli.columns import columns, span
+from qim_streams.cli.servers import server_settings
 from qim_streams.settings import Settings, load_settings
 from qim_streams.streaming import topics as declared
 from qim_streams.streaming.topics import ResolvedTopic, TopicSet
 
 _BROKERS = click.option("--brokers", help="bootstrap servers instead of QIM_BROKERS")
+_STATE_DIR = click.option(
+    "--state-dir", type=click.Path(path_type=Path), help="of a stack that runs on this machine: its broker"
+)
 
 
-def _resolved(brokers: str | None) -> tuple[Settings, TopicSet, dict[str, ResolvedTopic]]:
-    settings = load_settings() if brokers is None else load_settings(brokers=brokers)
+def _resolved(
+    brokers: str | None, state_dir: Path | None = None
+) -> tuple[Settings, TopicSet, dict[str, ResolvedTopic]]:
+    """What is declared for the settings. Only who names a local stack is told of it: elsewhere its broker
+    or its counts beside somebody's own settings would make topics that nobody wants."""
+    if state_dir is not None:
+        settings, _ = server_settings(state_dir)
+    else:
+        settings = load_settings()
+    if brokers is not None:
+        settings = settings.model_copy(update={"brokers": brokers})
     topics = declared.load()
     return settings, topics, topics.resolve_for(settings)
 
@@ -41,9 +55,10 @@ def apply(brokers: str | None) -> None:
 
 @topics.command()
 @_BROKERS
-def check(brokers: str | None) -> None:
+@_STATE_DIR
+def check(brokers: str | None, state_dir: Path | None) -> None:
     """Compare the broker with topics.yaml: one line per difference, exit code 1 if there is any."""
-    settings, _, resolved = _resolved(brokers)
+    settings, _, resolved = _resolved(brokers, state_dir)
     _report(declared.check(declared.admin_client(settings.kafka), resolved), len(resolved))
 
 

@@ -129,6 +129,7 @@ async def run_gateway(settings: Settings, stop: asyncio.Event, metrics: Collecto
         mailboxes = WholeMailboxes(RedisMailboxStore(redis), mappings)
         services, signals = compose(settings, redis, mailboxes, archive, producer, writers, mappings)
         opened.push_async_callback(services.sessions.close)
+        services.writers = asking_first(settings, writers, opened)
         services.rooms = rooms = GatewayRooms(settings, redis, leases, name)
         await rooms.start()
         opened.push_async_callback(rooms.close)
@@ -235,7 +236,7 @@ def compose(
         logins=Logins(
             devices, RulesCache(RedisTenantRules(redis), now_ms), settings.multi_login, lists.signals, now_ms
         ),
-        writers=asking_first(settings, writers),
+        writers=writers,
         presence=PresenceLog(
             StreamAppender(producer),
             devices,

@@ -4,6 +4,7 @@ Spec: §3.
 """
 
 import time
+from contextlib import AsyncExitStack
 
 from qim_streams.gateway.before_send import AskingWriters
 from qim_streams.gateway.ports import WriterLinks
@@ -14,17 +15,19 @@ from qim_streams.webhooks.http_poster import HttpPoster
 from qim_streams.webhooks.moderator import Moderator
 
 
-def asking_first(settings: Settings, writers: WriterLinks) -> WriterLinks:
+def asking_first(settings: Settings, writers: WriterLinks, opened: AsyncExitStack) -> WriterLinks:
     """`writers`, or what asks before it hands over; ConfigError for a wrong file of webhooks.
 
-    Call it on the event loop. The connections of the poster last as long as the process.
+    Call it on the event loop. The connections to applications end with `opened`.
     """
     entries = load_webhooks(settings.webhooks_file).before_send
     if not entries:
         return writers
+    poster = HttpPoster()
+    opened.push_async_callback(poster.close)
     moderator = Moderator(
         entries,
-        HttpPoster(),
+        poster,
         body_bytes_max=settings.message_body_bytes_max,
         now_ms=now_ms,
         monotonic=time.monotonic,

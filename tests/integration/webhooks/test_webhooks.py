@@ -134,6 +134,7 @@ before_send:
     }
     with StackProcess(folder / "stack", *left_out, env=env) as running:
         yield running
+    assert "Unclosed" not in (folder / "stack" / "log" / "gateway.log").read_text()
     for point in armed:
         name = point.split(":")[0]
         assert (latch / f"{name}.spent").exists(), f"nobody was killed at {name}"

@@ -1,11 +1,14 @@
 """``qim topics``: what is listed is what topics.yaml declares, and differences fail the command."""
 
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from qim_streams.cli.topics import topics
+from qim_streams.errors import ConfigError
+from qim_streams.kafka_access import KafkaAccess
 from qim_streams.streaming import topics as declared
 
 
@@ -32,6 +35,26 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     monkeypatch.setattr(declared, "apply", lambda admin, wanted: state["missing"])
     monkeypatch.setattr(declared, "check", lambda admin, wanted: state["problems"])
     return state
+
+
+def test_a_local_stack_is_compared_with_the_counts_that_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broker: dict[str, list[str]]
+) -> None:
+    wanted: dict[str, int] = {}
+
+    def check(admin: KafkaAccess, resolved: dict[str, declared.ResolvedTopic]) -> list[str]:
+        wanted.update({name: topic.partitions for name, topic in resolved.items()})
+        return [] if admin.servers == "127.0.0.1:7777" else [str(admin)]
+
+    monkeypatch.setattr(declared, "check", check)
+    about = {"brokers": "127.0.0.1:7777", "outbox_partitions": 7, "mailbox_shards": 9, "tenant": "demo"}
+    (tmp_path / "client.json").write_text(json.dumps(about))
+    result = CliRunner().invoke(topics, ["check", "--state-dir", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert (wanted["qim.outbox.v1"], wanted["qim.dispatch.v1"]) == (7, 9)
+    nowhere = CliRunner().invoke(topics, ["check", "--state-dir", str(tmp_path / "none")])
+    assert isinstance(nowhere.exception, ConfigError)
+    assert "no stack runs in" in str(nowhere.exception)
 
 
 def test_apply_says_what_it_created(broker: dict[str, list[str]]) -> None:
