@@ -25,6 +25,7 @@ import pytest
 from qim_streams.client import QimClient
 from qim_streams.wire.frames import LiveLost
 from tests.chaos.conftest import StartStack, UnderTraffic, new_seed
+from tests.support.append_only import safe_bytes
 from tests.support.stack import StackProcess
 from tests.support.traffic import BRISK, Plan
 from tests.support.waiting import eventually, eventually_sync
@@ -90,10 +91,11 @@ class AppendLog:
             pid = stack.kill("redis")
             eventually_sync(lambda: is_dead(pid), GONE_S, "Redis to be dead")
             path = self._path()
-            lost = min(path.stat().st_size, max(least, path.stat().st_size - kept))
-            print(f"{path.name}: {lost} bytes of {path.stat().st_size} are lost, {seconds:.2f} s")
+            size = path.stat().st_size
+            lost = min(size - safe_bytes(path), max(least, size - kept))
+            print(f"{path.name}: {lost} bytes of {size} are lost, {seconds:.2f} s")
             with path.open("rb+") as file:
-                file.truncate(path.stat().st_size - lost)
+                file.truncate(size - lost)
         finally:
             stack.signal_supervisor(signal.SIGCONT)
         stack.wait_restarted("redis", pid, BACK_S)

@@ -62,7 +62,7 @@ def test_the_script_of_operators_makes_a_file_that_a_server_takes(tmp_path: Path
     shutil.copy(DOCKER / "secrets.sh", home)
     subprocess.run([str(home / "secrets.sh")], check=True, capture_output=True)
     secrets = home / "secrets"
-    assert {path.stat().st_mode & 0o077 for path in secrets.iterdir()} == {0}
+    assert secrets.stat().st_mode & 0o077 == 0  # the files are for containers, too, which run as others
     password = (secrets / "redis_password").read_text().strip()
     (port,) = free_ports(1)
     options = ("--port", str(port), "--bind", "127.0.0.1", "--save", "")

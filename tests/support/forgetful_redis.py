@@ -4,6 +4,7 @@ from pathlib import Path
 
 from qim_streams.embedded.redis_server import EmbeddedRedis
 from qim_streams.redis_tier import RedisClient
+from tests.support.append_only import safe_bytes
 
 
 class ForgetfulRedis:
@@ -21,7 +22,7 @@ class ForgetfulRedis:
         """SIGKILL, cut the file back to the mark or by its last `nbytes`, start again on the same port."""
         self._server.kill()
         file = self._file()
-        kept = self._kept if nbytes is None else max(0, file.stat().st_size - nbytes)
+        kept = self._kept if nbytes is None else max(safe_bytes(file), file.stat().st_size - nbytes)
         with file.open("r+b") as stream:
             stream.truncate(kept)
         self._server.start()
