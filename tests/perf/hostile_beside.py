@@ -146,7 +146,7 @@ async def measure(asked: Asked, options: BenchOptions, stack: RunningStack) -> d
         begins_s = (honest.first_ns - START_DELAY_NS) / _NS + asked.begins(1)
         await asyncio.sleep(begins_s - time.monotonic())
         before = memory_of(stack, "gateway")
-        with await asyncio.to_thread(Siege(ports, asked.slow).__enter__) as siege:
+        with Siege(ports, asked.slow) as siege:
             await attacker.run(begins_s + asked.seconds)
             grown, still_open = memory_of(stack, "gateway") - before, sum(siege.open().values())
         verdict = await honest.finish()
