@@ -110,6 +110,37 @@ def run(command: list[str]) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
+def restored(taken: Path, folder: Path) -> Path:
+    """The state directory of a second stack with the backup in it; it takes no other one."""
+    second = folder / "second" / "stack"
+    second.mkdir(parents=True)
+    shutil.copy(folder / "first" / "stack" / "secrets.json", second)
+    words = ["restore", str(taken), "--state-dir", str(second), "--left-out", str(LEFT_OUT)]
+    command = [sys.executable, "-m", "qim_streams.cli", *words]
+    done = run(command)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "and 0 records that it lacked" not in done.stdout
+    again = run(command)
+    assert again.returncode == 1
+    assert "not empty" in again.stderr
+    return second
+
+
+async def check_old_device(address: StackAddress, ben_store: Path, last_seq: int) -> None:
+    """Ben's device of before the backup gets what is new and nothing that it has; numbers are new, too."""
+    given: list[Delivery] = []
+    ben = await device(address, "ben", ben_store, given)
+    ann = await device(address, "ann", ben_store.with_name("ann3.db"), [])
+    receipt = await ann.send(b"new", conversation_id="team")
+    assert receipt.conversation_seq > last_seq
+    await eventually(lambda: b"new" in bodies(given), 120, "ben to be given the new message")
+    seen = bodies(given)
+    assert len(seen) == len(set(seen))
+    assert not set(seen) & {b"t%d" % n for n in range(60)}  # he had those before
+    await ben.close()
+    await ann.close()
+
+
 async def test_a_backup_brings_back_what_people_had(tmp_path: Path) -> None:
     """Everything acknowledged before the backup, marks, members, rooms and rules; numbers go on above all
     that were ever given out; a device of before rebuilds and is given nothing twice."""
@@ -146,18 +177,7 @@ async def test_a_backup_brings_back_what_people_had(tmp_path: Path) -> None:
         after = desk.history("ben", "team")
     assert len(before["ben"]) >= 60
 
-    second = tmp_path / "second" / "stack"
-    second.mkdir(parents=True)
-    shutil.copy(tmp_path / "first" / "stack" / "secrets.json", second)
-    words = ["restore", str(taken), "--state-dir", str(second), "--left-out", str(LEFT_OUT)]
-    command = [sys.executable, "-m", "qim_streams.cli", *words]
-    done = run(command)
-    assert done.returncode == 0, done.stderr + done.stdout
-    assert "and 0 records that it lacked" not in done.stdout
-    again = run(command)
-    assert again.returncode == 1
-    assert "not empty" in again.stderr
-
+    second = restored(taken, tmp_path)
     with StackProcess(second) as stack:
         desk = Desk(stack)
         stack.wait_all_ready()
@@ -182,15 +202,5 @@ async def test_a_backup_brings_back_what_people_had(tmp_path: Path) -> None:
         assert desk.admin("GET", "rules") == {"fanout_per_s": 12_345, "multi_login": "newest"}
         assert desk.admin("GET", "rooms/stage")["owner"] == "cid"
 
-        given: list[Delivery] = []
-        ben = await device(stack.address(), "ben", ben_store, given)
-        ann = await device(stack.address(), "ann", tmp_path / "ann3.db", [])
-        receipt = await ann.send(b"new", conversation_id="team")
-        assert receipt.conversation_seq > max(after)
-        await eventually(lambda: b"new" in bodies(given), 120, "ben to be given the new message")
-        seen = bodies(given)
-        assert len(seen) == len(set(seen))
-        assert not set(seen) & {b"t%d" % n for n in range(60)}  # he had those before
-        await ben.close()
-        await ann.close()
+        await check_old_device(stack.address(), ben_store, max(after))
         assert stack.refused_commands() == []
