@@ -57,14 +57,13 @@ def restore(directory: Path, state_dir: Path | None, left_out: int) -> None:
         return
     from qim_streams.backup.files import read_manifest
     from qim_streams.embedded.stack import EmbeddedStack
-    from qim_streams.stack.sizes import remember_sizes, sizes_to_use
+    from qim_streams.stack.sizes import NAMES, remember_sizes, sizes_to_use
     from qim_streams.streaming import topics
 
     if (state_dir / "client.json").exists():
         raise ConfigError(f"{state_dir}: a stack runs there; stop it first (`qim down`)")
     manifest = read_manifest(directory)
-    names = ("outbox_partitions", "mailbox_shards")
-    of_backup = {name: manifest[name] for name in names if isinstance(manifest.get(name), int)}
+    of_backup = {name: manifest[name] for name in NAMES if isinstance(manifest.get(name), int)}
     sizes = sizes_to_use(state_dir, of_backup, {})
     with EmbeddedStack(state_dir) as servers:
         remember_sizes(servers.state_dir, sizes)

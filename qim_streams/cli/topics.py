@@ -27,12 +27,12 @@ def _resolved(
 ) -> tuple[Settings, TopicSet, dict[str, ResolvedTopic]]:
     """What is declared for the settings. Only who names a local stack is told of it: elsewhere its broker
     or its counts beside somebody's own settings would make topics that nobody wants."""
+    if state_dir is not None and brokers is not None:
+        raise click.UsageError("--state-dir and --brokers: name one of them")
     if state_dir is not None:
         settings, _ = server_settings(state_dir)
     else:
-        settings = load_settings()
-    if brokers is not None:
-        settings = settings.model_copy(update={"brokers": brokers})
+        settings = load_settings() if brokers is None else load_settings(brokers=brokers)
     topics = declared.load()
     return settings, topics, topics.resolve_for(settings)
 

@@ -27,15 +27,12 @@ from qim_streams.archive.service import HistoryArchiver
 from qim_streams.archive.trimmer import HotTierTrimmer, TrimPolicy
 from qim_streams.errors import InvariantViolation, StoreError
 from qim_streams.log_ports import LogBatch
-from qim_streams.membership.redis_directory import RedisOrdinalDirectory
-from qim_streams.placement import outbox_partition
 from qim_streams.redis_tier import RedisClient, connect
 from qim_streams.roles.health import watch_redis
 from qim_streams.roles.poison import PoisonLetters
 from qim_streams.roles.session_lists import compose_keeper
 from qim_streams.roles.spans import compose_spans
 from qim_streams.runtime import give_way, now_ms, run_in_batches
-from qim_streams.script_pipe import ScriptPipe
 from qim_streams.settings import Settings, load_settings
 from qim_streams.streaming import topics
 from qim_streams.streaming.app import StreamApp, build_app
@@ -96,13 +93,7 @@ class _ArchiverRole:
             spans=self._spans,
         )
         self._trimmer.start()
-        ordinals = RedisOrdinalDirectory(self._redis, ScriptPipe(self._redis), cache_max=0)
-        keeper = compose_keeper(
-            self._redis,
-            self._archive,
-            ordinals,
-            lambda tenant, chat: outbox_partition(tenant, chat, settings.outbox_partitions),
-        )
+        keeper = compose_keeper(self._redis, self._archive, settings.outbox_partitions)
         self._keeping = asyncio.create_task(keeper.run(), name="state-keeper")
         self._keeping.add_done_callback(_ended)
 

@@ -21,17 +21,14 @@ from qim_streams.backup.rocksdb_pairs import RocksPairs
 from qim_streams.backup.taking import CHANGES, OUTBOX, Shape, Tell, take
 from qim_streams.commit.kafka_reader import KafkaLogReader
 from qim_streams.errors import ConfigError, RecordError
-from qim_streams.membership.redis_directory import RedisOrdinalDirectory
 from qim_streams.membership.rows import decode_log_row
 from qim_streams.ownership.ports import Grant
 from qim_streams.ownership.redis_leases import RedisLeaseStore
-from qim_streams.placement import outbox_partition
 from qim_streams.redis_tier import RedisClient, connect
 from qim_streams.roles.recovery import Recovery
 from qim_streams.roles.repairing import hot_stores
 from qim_streams.roles.session_lists import compose_keeper
 from qim_streams.runtime import now_ms
-from qim_streams.script_pipe import ScriptPipe
 from qim_streams.settings import Settings
 from qim_streams.streaming.doubt import die
 from qim_streams.streaming.producer import LogProducer, ProducerSpec
@@ -126,11 +123,9 @@ async def _recover(settings: Settings, redis: RedisClient, partition: int, left_
 
 async def _carry_states(settings: Settings, redis: RedisClient) -> int:
     """What an archiver does in the background, to the end. How many states and registrations there were."""
-    place = partial(outbox_partition, partitions=settings.outbox_partitions)
-    ordinals = RedisOrdinalDirectory(redis, ScriptPipe(redis), cache_max=0)
     archive = await RocksArchive.open(settings.archive_dir())
     try:
-        keeper, count = compose_keeper(redis, archive, ordinals, place), 0
+        keeper, count = compose_keeper(redis, archive, settings.outbox_partitions), 0
         while done := await keeper.work():
             count += done
         return count

@@ -140,9 +140,7 @@ def compose_entering(redis: RedisClient, partitions: int) -> Entering:
     return Entering(ordinals, RedisProjection(redis), changes, now_ms)
 
 
-def compose_keeper(
-    redis: RedisClient, archive: Any, ordinals: OrdinalDirectory, partition_of: PartitionOf
-) -> StateKeeper:
+def compose_keeper(redis: RedisClient, archive: Any, outbox_partitions: int) -> StateKeeper:
     """Who carries states into the archive; one per archive is enough, several harm nothing."""
     states = RedisUserStates(redis, now_ms)
     return StateKeeper(
@@ -150,7 +148,7 @@ def compose_keeper(
         states,
         RedisProjection(redis),
         archive,
-        ordinals,
-        RedisHistoryStore(redis, partition_of),
+        RedisOrdinalDirectory(redis, ScriptPipe(redis), cache_max=0),
+        RedisHistoryStore(redis, partial(partition_of, outbox_partitions)),
         now_ms,
     )

@@ -18,6 +18,7 @@ OUTBOXES_MAX = 16
 SHARDS_PER_OUTBOX = 2
 # What a stack was made with by versions that did not write it down.
 UNWRITTEN = {"outbox_partitions": 2, "mailbox_shards": 4}
+NAMES = tuple(UNWRITTEN)  # of the settings that are counts
 _READERS = {"outbox_partitions": ("fanout",), "mailbox_shards": ("mailbox", "qsession")}
 
 

@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from qim_streams.embedded.redis_server import EmbeddedRedis
-from tests.support.append_only import SNAPSHOT, safe_bytes
+from tests.support.append_only import SNAPSHOT, safe_bytes, written_file
 from tests.support.waiting import eventually_sync
 
 pytestmark = pytest.mark.integration
@@ -24,7 +24,7 @@ def test_what_was_appended_behind_a_snapshot(tmp_path: Path) -> None:
         client.mset({f"key{n}": bytes([n, 255]) * 9 for n in range(200)})
         client.bgrewriteaof()
         eventually_sync(lambda: not client.info("persistence")["aof_rewrite_in_progress"], 60, "the file")
-        path = max(server.data_dir.rglob("*.aof"), key=lambda one: one.stat().st_size)
+        path = written_file(server.data_dir)
         if not path.read_bytes().startswith(SNAPSHOT):
             return  # a Redis that keeps the snapshot in a file of its own
         before = path.stat().st_size

@@ -25,6 +25,7 @@ from qim_streams.embedded.redis_server import EmbeddedRedis
 from qim_streams.embedded.stack import EmbeddedStack, read_stack
 from qim_streams.embedded.status import RoleState, StackStatus, read_status
 from qim_streams.embedded.tansu import EmbeddedTansu
+from tests.support.append_only import written_file
 from tests.support.waiting import eventually_sync
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
@@ -182,7 +183,7 @@ def test_behind_a_torn_script_nothing_is_lost(tmp_path: Path) -> None:
         client.set("kept", "1")
         client.eval(script, 0)
         server.kill()
-        file = max(server.data_dir.rglob("*.aof"), key=lambda path: path.stat().st_size)
+        file = written_file(server.data_dir)
         with file.open("r+b") as stream:
             stream.truncate(file.stat().st_size - 2_000)
         for value in (1, 2, 3, 4):

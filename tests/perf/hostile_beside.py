@@ -34,16 +34,15 @@ import uvloop
 from qim_streams.embedded.status import read_status
 from qim_streams.errors import QimError
 from qim_streams.loadgen.options import BenchOptions, check
-from qim_streams.loadgen.procfs import Usage
 from tests.integration.hostile.siege import Siege
 from tests.integration.hostile.test_bombs import JSON, MSGPACK, refused_binary, refused_text, unread
 from tests.perf import reporting
-from tests.perf.processes import MeasurementError
+from tests.perf.processes import MeasurementError, rss_mb
 from tests.perf.running_stack import RunningStack, many_descriptors, running_stack
-from tests.perf.storm_load import START_DELAY_NS, Part, SteadyLoad
+from tests.perf.storm_load import START_DELAY_NS, Part, SteadyLoad, steady
 from tests.support.raw_websocket import masked, provoke, upgrade
 
-WARM_UP_S, GAP_S = 5.0, 1
+GAP_S = 1
 STRETCHES = ("alone", "beside the attack", "alone again")
 _NS = 1_000_000_000
 
@@ -129,13 +128,6 @@ def ports_of(stack: RunningStack) -> dict[str, int]:
     return known
 
 
-def memory_of(stack: RunningStack, role: str) -> int:
-    """Bytes that a role's process has in memory."""
-    usage = Usage()
-    usage.read({role: stack.pids()[role]})
-    return usage.rss[role]
-
-
 async def measure(asked: Asked, options: BenchOptions, stack: RunningStack) -> dict[str, Any]:
     """All stretches; the figures."""
     ports, pids = ports_of(stack), stack.pids()
@@ -145,10 +137,11 @@ async def measure(asked: Asked, options: BenchOptions, stack: RunningStack) -> d
         await honest.start()
         begins_s = (honest.first_ns - START_DELAY_NS) / _NS + asked.begins(1)
         await asyncio.sleep(begins_s - time.monotonic())
-        before = memory_of(stack, "gateway")
+        before_mb = rss_mb(stack.pids()["gateway"])
         with Siege(ports, asked.slow) as siege:
             await attacker.run(begins_s + asked.seconds)
-            grown, still_open = memory_of(stack, "gateway") - before, sum(siege.open().values())
+            grown_mb = rss_mb(stack.pids()["gateway"]) - before_mb
+            still_open = sum(siege.open().values())
         verdict = await honest.finish()
         parts = [
             honest.part(name, at := asked.begins(n), at + asked.seconds) for n, name in enumerate(STRETCHES)
@@ -158,7 +151,7 @@ async def measure(asked: Asked, options: BenchOptions, stack: RunningStack) -> d
         "ratios": ratios(parts),
         "clean": verdict.clean,
         "refused": verdict.refused,
-        "gateway_grew_mb": round(grown / 2**20, 1),
+        "gateway_grew_mb": round(grown_mb, 1),
         "slow_connections": [len(siege.attempts), still_open],
         "ends": dict(sorted(attacker.ends.items())),
         "same_processes": stack.pids() == pids,
@@ -221,10 +214,7 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Asked, BenchO
     asked = Asked(args.seconds, args.slow, args.attacks, args.ratio_max, args.seed)
     if asked.seconds < 1 or asked.slow < 0 or asked.attacks <= 0:
         parser.error("--seconds: at least 1, --slow: at least 0, --attacks: more than 0")
-    options = BenchOptions(
-        rate=args.rate, duration_s=asked.begins(len(STRETCHES)), warm_up_s=WARM_UP_S, processes=1,
-        connections=args.connections, users=args.connections, seed=args.seed,
-    )  # fmt: skip
+    options = steady(args.rate, asked.begins(len(STRETCHES)), args.connections, args.seed)
     try:
         return args, asked, check(options)
     except QimError as error:
@@ -242,12 +232,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (MeasurementError, QimError) as error:
         print(error, file=sys.stderr)
         return 1
-    print(report(found))
-    reporting.save(args.json, "hostile_beside", args.seed, found)
     wrong = problems(found, asked)
-    for line in wrong:
-        print(f"WRONG: {line}", file=sys.stderr)
-    return 1 if wrong else 0
+    return reporting.conclude(report(found), args.json, "hostile_beside", args.seed, found, wrong)
 
 
 if __name__ == "__main__":

@@ -25,13 +25,12 @@ import aiohttp
 import uvloop
 
 from qim_streams.errors import QimError
-from qim_streams.loadgen.options import BenchOptions
 from qim_streams.loadgen.verdict import Verdict
 from qim_streams.wire.frames import Event, LiveLost
 from tests.perf import reporting
 from tests.perf.processes import MeasurementError
 from tests.perf.running_stack import RunningStack, running_stack
-from tests.perf.storm_load import SteadyLoad
+from tests.perf.storm_load import SteadyLoad, steady
 from tests.support.wire_client import WireClient, WireError, pull_range
 
 WARM_UP_S = 3.0
@@ -77,10 +76,7 @@ class Barrier:
     async def run(self) -> dict[str, Any]:
         """Everything; the figures."""
         given = self._given
-        options = BenchOptions(
-            rate=given.rate, duration_s=given.seconds, warm_up_s=WARM_UP_S, processes=1,
-            connections=given.connections, users=given.connections, seed=given.seed,
-        )  # fmt: skip
+        options = steady(given.rate, given.seconds, given.connections, given.seed, warm_up_s=WARM_UP_S)
         async with SteadyLoad(options, self._address) as load:
             users = random.Random(given.seed).sample(range(given.connections), given.devices)
             devices = [Device(load.user_id(one), random.Random(one)) for one in users]

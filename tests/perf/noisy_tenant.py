@@ -37,10 +37,10 @@ from qim_streams.wire.codes import code_of
 from tests.perf import reporting
 from tests.perf.processes import MeasurementError
 from tests.perf.running_stack import RunningStack, running_stack
-from tests.perf.storm_load import START_DELAY_NS, Part, SteadyLoad
+from tests.perf.storm_load import START_DELAY_NS, Part, SteadyLoad, steady
 
 NOISY = "noisy"
-WARM_UP_S, KNOWN_S, GAP_S = 5.0, 6.0, 1
+KNOWN_S, GAP_S = 6.0, 1
 BURST_S = 4.0  # of a quota that may come at once, and of what writers have not told each other
 STRETCHES = ("alone", "at its quota", "over its quota", "alone again")
 _NS = 1_000_000_000
@@ -184,10 +184,7 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Asked, BenchO
     asked = Asked(args.quota, args.times, args.seconds, args.ratio_max)
     if asked.quota < 2 or asked.times <= 1 or asked.seconds < 1:
         parser.error("--quota: at least 2, --times: more than 1, --seconds: at least 1")
-    options = BenchOptions(
-        rate=args.rate, duration_s=asked.load_s, warm_up_s=WARM_UP_S, processes=1,
-        connections=args.connections, users=args.connections, seed=args.seed,
-    )  # fmt: skip
+    options = steady(args.rate, asked.load_s, args.connections, args.seed)
     try:
         check(talk_of(asked, options, asked.times))
         return args, asked, check(options)
@@ -205,12 +202,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (MeasurementError, QimError) as error:
         print(error, file=sys.stderr)
         return 1
-    print(report(found))
-    reporting.save(args.json, "noisy_tenant", args.seed, found)
     wrong = problems(found, asked)
-    for line in wrong:
-        print(f"WRONG: {line}", file=sys.stderr)
-    return 1 if wrong else 0
+    return reporting.conclude(report(found), args.json, "noisy_tenant", args.seed, found, wrong)
 
 
 if __name__ == "__main__":

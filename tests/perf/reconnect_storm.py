@@ -27,7 +27,6 @@ import uvloop
 
 from qim_streams.errors import QimError
 from qim_streams.loadgen.message import BODY_BYTES_MIN
-from qim_streams.loadgen.options import BenchOptions
 from qim_streams.loadgen.procfs import Usage
 from qim_streams.loadgen.run import draw_tag
 from qim_streams.loadgen.surroundings import stack_settings
@@ -36,7 +35,7 @@ from tests.perf.processes import MeasurementError
 from tests.perf.running_stack import RunningStack, many_descriptors, running_stack
 from tests.perf.storm_clients import Away, Watch
 from tests.perf.storm_filling import CLIENTS_FROM, Filler, Shape
-from tests.perf.storm_load import SteadyLoad
+from tests.perf.storm_load import SteadyLoad, steady
 
 SHARES = (0.5, 0.9, 0.99, 1.0)
 FILES_BESIDE = 300  # descriptors of a process besides its clients
@@ -44,7 +43,6 @@ LOGINS_AT_ONCE = 64  # of the first sign-on
 TICK_S = 0.05
 BUSY = 0.7  # of a core: from here on this program may be what is measured
 LATE_MS = 250.0
-WARM_UP_S = 5.0
 _NS = 1_000_000_000
 
 
@@ -174,10 +172,7 @@ class Storm:
             print(f"{name}: {setup[name]:.1f} s", flush=True)
         await self._filler.close()
         asked = self._asked
-        options = BenchOptions(
-            rate=asked.rate, duration_s=asked.load_s, warm_up_s=WARM_UP_S, processes=1,
-            connections=asked.connections, users=asked.connections, seed=asked.shape.seed,
-        )  # fmt: skip
+        options = steady(asked.rate, asked.load_s, asked.connections, asked.shape.seed)
         async with SteadyLoad(options, self._stack.address) as load:
             await load.start()
             return {"setup_s": setup, **await self._beside(load)}

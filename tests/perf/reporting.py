@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import platform
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -91,6 +92,22 @@ def save(path: Path | None, program: str, seed: int | None, results: Mapping[str
         **results,
     }
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def conclude(
+    said: str,
+    path: Path | None,
+    program: str,
+    seed: int | None,
+    found: Mapping[str, Any],
+    wrong: Sequence[str],
+) -> int:
+    """Print and `save` what was found, and on stderr what is not as it must be; the exit code."""
+    print(said)
+    save(path, program, seed, found)
+    for line in wrong:
+        print(f"WRONG: {line}", file=sys.stderr)
+    return 1 if wrong else 0
 
 
 def _text(cell: Cell) -> str:

@@ -31,9 +31,8 @@ from qim_streams.loadgen.options import BenchOptions, check
 from tests.perf import reporting
 from tests.perf.processes import ROOT, MeasurementError
 from tests.perf.running_stack import RunningStack, running_stack
-from tests.perf.storm_load import Part, SteadyLoad
+from tests.perf.storm_load import Part, SteadyLoad, steady
 
-WARM_UP_S = 5.0
 _NS = 1_000_000_000
 
 
@@ -182,10 +181,7 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Asked, BenchO
         parser.error("--shards, --splits: 1 to 4 splits, up to 256 shards in the end")
     if min(asked.outboxes, asked.before_s, asked.split_s, asked.after_s) < 1:
         parser.error("--outboxes, --before, --during, --after: at least one (second) each")
-    options = BenchOptions(
-        rate=args.rate, duration_s=asked.load_s, warm_up_s=WARM_UP_S, processes=1,
-        connections=args.connections, users=args.connections, seed=args.seed,
-    )  # fmt: skip
+    options = steady(args.rate, asked.load_s, args.connections, args.seed)
     try:
         return args, asked, check(options)
     except QimError as error:
@@ -209,12 +205,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (MeasurementError, QimError) as error:
         print(error, file=sys.stderr)
         return 1
-    print(report(found))
-    reporting.save(args.json, "shard_split", args.seed, found | {"control": control})
-    wrong = problems(found, asked.gap_max_s)
-    for line in wrong:
-        print(f"WRONG: {line}", file=sys.stderr)
-    return 1 if wrong else 0
+    wrong, kept = problems(found, asked.gap_max_s), found | {"control": control}
+    return reporting.conclude(report(found), args.json, "shard_split", args.seed, kept, wrong)
 
 
 if __name__ == "__main__":

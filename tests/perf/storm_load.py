@@ -22,6 +22,7 @@ from tests.perf.processes import MeasurementError
 
 START_DELAY_NS = 500_000_000
 DRAIN_S, STEP_S = 60.0, 0.2
+WARM_UP_S = 5.0
 _NS = 1_000_000_000
 
 
@@ -33,6 +34,16 @@ class Part(NamedTuple):
     messages: int
     ack: Mapping[str, float]
     e2e: Mapping[str, float]
+
+
+def steady(
+    rate: float, seconds: int, connections: int, seed: int, *, warm_up_s: float = WARM_UP_S
+) -> BenchOptions:
+    """Direct chats between `connections` users, all online, from one process; nothing is checked yet."""
+    return BenchOptions(
+        rate=rate, duration_s=seconds, warm_up_s=warm_up_s, processes=1,
+        connections=connections, users=connections, seed=seed,
+    )  # fmt: skip
 
 
 class SteadyLoad:

@@ -12,6 +12,11 @@ SNAPSHOT: Final = b"REDIS"
 _END = re.compile(rb"\xff[\s\S]{8}(?=\*\d{1,4}\r\n\$\d{1,4}\r\n)")  # end of the snapshot, checksum, a command
 
 
+def written_file(data_dir: Path) -> Path:
+    """The append-only file that a server in `data_dir` wrote to last."""
+    return max(data_dir.rglob("*.aof"), key=lambda path: path.stat().st_mtime_ns)
+
+
 def safe_bytes(path: Path) -> int:
     """Length of the part at the beginning that is on the disk for good; 0 without a snapshot."""
     content = path.read_bytes()

@@ -16,6 +16,7 @@ from qim_streams.embedded.redis_server import EmbeddedRedis
 from qim_streams.redis_tier import connect
 from qim_streams.settings import Settings
 from qim_streams.testing.memory_outbox import MemoryMembershipLog
+from tests.support.append_only import written_file
 from tests.support.hot_tier import TENANT
 from tests.support.lost_tier import USERS, World, everything
 
@@ -62,7 +63,7 @@ async def past(directory: Path, seed: int) -> tuple[World, dict[str, object]]:
 
 def shorten(directory: Path, cut: int) -> None:
     """Take bytes off the end of the append-only file."""
-    file = max(directory.rglob("*.aof"), key=lambda path: path.stat().st_size)
+    file = written_file(directory)
     with file.open("r+b") as stream:
         stream.truncate(max(0, file.stat().st_size - cut))
 
