@@ -219,9 +219,8 @@ class MailboxMaterialiser:
             if self._spans is not None:
                 tell(self._spans, [(one.shard, one.taken) for one in even], self._monotonic())
             await self._pusher.push([(one.shard, one.records) for one in even])
-            for one in found:
-                if one.shard.shard in opened:
-                    await self.slices.follow(one.shard, opened[one.shard.shard])
+            apart = [one.shard for one in found if one.shard.shard in opened]
+            await all_of([self.slices.follow(shard, opened[shard.shard]) for shard in apart])
             failpoints.hit("mailbox.pushed")
             for one in found:
                 self._note(one, opened.get(one.shard.shard))

@@ -5,9 +5,9 @@ together again, and another one does what follows. Two kinds of slices:
 
 * *urgent*: lanes in which a small record waits behind a large one, and no others. They go at once.
 * *low*: everything else. One in the whole worker at a time, and not beside batches that are under way:
-  such a slice waits until none is, but never longer than `wait_s`, so that it cannot starve. Nor may it
-  starve behind urgent ones: a shard that has written nothing but those for `wait_s` writes one *by age*,
-  from the lanes whose first piece is the oldest.
+  such a slice waits until none is, but never longer than `wait_s`, so that it cannot starve (``turns``). Nor
+  may it starve behind urgent ones: of the shards that write nothing but those one writes a slice *by age*
+  every `wait_s`, in turn, from the lanes whose first piece is the oldest.
 
 After every write `follow` pushes what became visible, lane by lane in the order of the log, feeds the tail
 with what all lanes have, and closes the lanes when they stand together: the shard is as before.
@@ -33,6 +33,7 @@ from qim_streams.mailbox.open_lanes import OpenLanes
 from qim_streams.mailbox.shards import Die, Shard
 from qim_streams.mailbox.spans import tell_completed
 from qim_streams.mailbox.tail import Tail
+from qim_streams.mailbox.turns import LowTurns
 from qim_streams.mailbox.writer import EntryWriter
 from qim_streams.push.ports import Pusher
 from qim_streams.spans.service import MessageSpans
@@ -69,27 +70,22 @@ class Slices:
     ) -> None:
         self._spans = spans
         self._writer, self._pusher, self._tail = writer, pusher, tail
-        self._size_max, self._wait_s = size_max, wait_s
+        self._size_max, self._turns = size_max, LowTurns(wait_s)
         self._now_ms, self._die, self._monotonic = now_ms, die, monotonic
-        self._low = asyncio.Lock()
         self._aged_s: dict[int, float] = {}  # shard -> since when it has written urgent slices only
-        self._batches = 0  # under way
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._wake: dict[int, tuple[asyncio.Event, asyncio.Event]] = {}  # of writing and of following
         self._tasks: dict[int, tuple[Shard, list[asyncio.Task[None]]]] = {}
 
     @contextmanager
     def batch(self) -> Iterator[None]:
         """A batch of small records is under way: low slices wait."""
-        self._batches += 1
-        self._idle.clear()
+        self._turns.batches += 1
         try:
             yield
         finally:
-            self._batches -= 1
-            if not self._batches:
-                self._idle.set()
+            self._turns.batches -= 1
+            if not self._turns.batches:
+                self._wake_first()
 
     # -- tasks
 
@@ -113,6 +109,7 @@ class Slices:
         for shard in shards:
             self._wake.pop(shard, None)
             self._aged_s.pop(shard, None)
+            self._turns.leave(shard)
         for served, tasks in ending:
             async with served.writing:
                 for task in tasks:
@@ -129,7 +126,7 @@ class Slices:
             if wrote or lanes.is_even:  # even: it is the follower who closes them
                 self._wake_follower(shard)
             if not wrote and shard.open is lanes:
-                await self._rest(lanes, wake)
+                await self._rest(shard, lanes, wake)
 
         await self._repeat(shard, lanes, one)
 
@@ -162,54 +159,59 @@ class Slices:
         if events is not None:
             events[1].set()
 
-    async def _rest(self, lanes: OpenLanes, wake: asyncio.Event) -> None:
-        """Until something is queued, or a lane that is held may be tried again."""
-        until_s = lanes.next_try_s()
-        timeout_s = None if until_s is None else max(0.001, until_s - self._monotonic())
+    def _wake_first(self) -> None:
+        """Whoever is first in the line may write a low slice now."""
+        first = self._turns.first
+        if first in self._wake:
+            self._wake[first][0].set()
+
+    async def _rest(self, shard: Shard, lanes: OpenLanes, wake: asyncio.Event) -> None:
+        """Until something is queued, a lane that is held may be tried again, or its turn has come."""
+        times = [one for one in (lanes.next_try_s(), self._turns.due_s(shard.shard)) if one is not None]
+        timeout_s = max(0.001, min(times) - self._monotonic()) if times else None
         try:
             async with asyncio.timeout(timeout_s):
                 await wake.wait()
         except TimeoutError:
-            pass  # a lane's time has come
+            pass  # it has
 
     # -- a slice
 
     async def step(self, shard: Shard, lanes: OpenLanes) -> int:
-        """Write one slice in its turn, and what follows; how many mailboxes it had. StoreUnavailable."""
+        """Write a slice, if one may go, and what follows; how many mailboxes it had. StoreUnavailable."""
         wrote = await self._write_next(shard, lanes)
         await self.follow(shard, lanes)
         return wrote
 
     async def _write_next(self, shard: Shard, lanes: OpenLanes) -> int:
-        now_s = self._monotonic()
+        now_s, turns = self._monotonic(), self._turns
         if not lanes.is_urgent(now_s):
             self._aged_s.pop(shard.shard, None)
             if not lanes.waits:
-                wrote = 0
-            else:
-                async with self._low:
-                    await self._turn()
-                    wrote = await self._write(shard, lanes, "low")
-        elif now_s - self._aged_s.setdefault(shard.shard, now_s) >= self._wait_s:
-            wrote = await self._write(shard, lanes, "by_age")
-            self._aged_s[shard.shard] = self._monotonic()
-        else:
-            wrote = await self._write(shard, lanes, "urgent")
+                turns.leave(shard.shard)
+                return 0
+            return await self._write_low(shard, lanes) if turns.take(shard.shard, now_s) else 0
+        turns.leave(shard.shard)
+        if now_s - self._aged_s.setdefault(shard.shard, now_s) < turns.wait_s * len(self._aged_s):
+            return await self._write(shard, lanes, "urgent")
+        wrote = await self._write(shard, lanes, "by_age")
+        self._aged_s[shard.shard] = self._monotonic()
         return wrote
 
-    async def _turn(self) -> None:
-        """Until no batch is under way, but not for ever."""
+    async def _write_low(self, shard: Shard, lanes: OpenLanes) -> int:
         try:
-            async with asyncio.timeout(self._wait_s):
-                await self._idle.wait()
-        except TimeoutError:
-            pass  # the bound of starvation
+            return await self._write(shard, lanes, "low")
+        finally:
+            self._turns.done(self._monotonic())
+            self._wake_first()
 
     async def _write(self, shard: Shard, lanes: OpenLanes, kind: str) -> int:
+        # The store's calls of a worker share round trips: what goes at once has the bound together.
+        size_max = self._size_max if kind == "low" else self._size_max // max(1, len(self._tasks))
         async with shard.writing:
             await self._writer.settle(shard)
             wrote = await self._writer.write_slice(
-                shard, lanes, self._size_max, self._monotonic(), by_age=kind == "by_age"
+                shard, lanes, max(1, size_max), self._monotonic(), by_age=kind == "by_age"
             )
         if wrote:
             metrics.SLICES.labels(kind).inc()

@@ -22,12 +22,14 @@ Spec: §9. Scenario F10.
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from qim_streams.errors import RecordError, StoreError
 from qim_streams.history.ports import HistoryStore
+from qim_streams.joined import all_of
 from qim_streams.membership.ports import OrdinalDirectory
 from qim_streams.placement import LANES
 from qim_streams.sessions import rules
@@ -48,8 +50,12 @@ from qim_streams.sessions.state import UserConversationState, decode_state
 log = logging.getLogger(__name__)
 
 BATCH: Final = 500  # states or registrations of one lane in one step
+USERS_AT_ONCE: Final = 64  # who are registered side by side: their questions share round trips
 PAUSE_S: Final = 1.0  # between passes; what comes meanwhile is one batch
-BUSY_PAUSE_S: Final = 0.05
+# Nobody waits for this, and a new group of 100,000 is two hundred busy passes: they leave the machine to
+# those that somebody waits for. Rest per second of work.
+REST_PER_WORK: Final = 3.0
+BUSY_PAUSE_S: Final = 0.05  # at least
 FAILED_PAUSE_S: Final = 5.0
 LANE_KEPT_MS: Final = 600_000  # an empty lane stays in the index this long after its last change
 RECENT_MS: Final = 10_000  # far more than a store loses that syncs every second
@@ -58,7 +64,7 @@ EVERYWHERE_MS: Final = 60_000  # after a new life began: longer than anybody tru
 
 
 class StateKeeper:
-    """Carries states into the archive. `now_ms` is the wall clock."""
+    """Carries states into the archive. `now_ms` is the wall clock, `monotonic` seconds."""
 
     def __init__(
         self,
@@ -69,30 +75,35 @@ class StateKeeper:
         ordinals: OrdinalDirectory,
         conversations: HistoryStore,
         now_ms: Callable[[], int],
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._monotonic = monotonic
         self._states, self._dirty, self._queue, self._archive = states, dirty, queue, archive
         self._ordinals, self._conversations, self._now_ms = ordinals, conversations, now_ms
         self._restored = RestoredStates(states, archive)
         self._life = ""
+        self._waiting: list[Registration] = []  # read and not registered yet
         self._recent: deque[tuple[int, SessionUser, ArchivedState]] = deque(maxlen=RECENT_MAX)
         self._everywhere_at_ms: int | None = now_ms()
 
     async def run(self) -> None:
         """Pass after pass, for ever; a pass that failed is repeated later."""
         while True:
+            began_s = self._monotonic()
             try:
                 done = await self.work()
             except StoreError as error:
                 log.warning("states of users wait for the archive: %s", error)
                 await asyncio.sleep(FAILED_PAUSE_S)
             else:
-                await asyncio.sleep(PAUSE_S if done < BATCH else BUSY_PAUSE_S)
+                await asyncio.sleep(pause_s(done, self._monotonic() - began_s))
 
     async def work(self) -> int:
         """One pass; how many registrations and states it carried. StoreError: some may be carried."""
         life = await self._queue.life()
         if self._life not in ("", life):
             await self._put_back()
+            self._waiting = []
             self._everywhere_at_ms = self._now_ms() + EVERYWHERE_MS
         self._life = life
         registered = await self._registrations()
@@ -100,9 +111,8 @@ class StateKeeper:
         for lane in await self._lanes():
             stored += await self._store_lane(lane)
         if registered and await self._queue.life() == life:
-            for part in registered:
-                await self._queue.settle(part)
-        return stored + sum(len(part) for part in registered)
+            await self._queue.settle(registered)
+        return stored + len(registered)
 
     async def _lanes(self) -> Sequence[tuple[str, int]]:
         """The lanes to look at: those that are noted, now and then all."""
@@ -115,26 +125,32 @@ class StateKeeper:
 
     # -- registrations
 
-    async def _registrations(self) -> list[Sequence[Registration]]:
-        """Register what waits; what may be settled once the lanes are stored."""
-        registered: list[Sequence[Registration]] = []
-        for tenant in await self._queue.tenants():
-            waiting = await self._queue.pending([(tenant, lane) for lane in range(LANES)], BATCH)
-            if waiting:
-                await self._register(tenant, waiting)
-                registered.append(waiting)
-        return registered
+    async def _registrations(self) -> list[Registration]:
+        """Register a batch of what waits; it may be settled once the lanes are stored."""
+        if not self._waiting:
+            for tenant in await self._queue.tenants():
+                self._waiting += await self._queue.pending([(tenant, lane) for lane in range(LANES)], BATCH)
+        batch, self._waiting = self._waiting[:BATCH], self._waiting[BATCH:]
+        by_tenant: dict[str, list[Registration]] = {}
+        for one in batch:
+            by_tenant.setdefault(one.tenant_id, []).append(one)
+        for tenant, mine in by_tenant.items():
+            await self._register(tenant, mine)
+        return batch
 
     async def _register(self, tenant_id: str, waiting: Sequence[Registration]) -> None:
         by_user: dict[int, list[Registration]] = {}
         for one in waiting:
             by_user.setdefault(one.ordinal, []).append(one)
         names = await self._ordinals.names(tenant_id, list(by_user))
+        users = []
         for (ordinal, mine), name in zip(by_user.items(), names, strict=True):
             if name is None:
                 log.error("a conversation waits to be registered for ordinal %d, which is nobody's", ordinal)
             else:
-                await self._register_user(SessionUser(tenant_id, name, ordinal), mine)
+                users.append((SessionUser(tenant_id, name, ordinal), mine))
+        for start in range(0, len(users), USERS_AT_ONCE):
+            await all_of([self._register_user(*one) for one in users[start : start + USERS_AT_ONCE]])
 
     async def _register_user(self, user: SessionUser, mine: Sequence[Registration]) -> None:
         stored = await self._restored.load(user, [one.conversation_id for one in mine])
@@ -200,6 +216,11 @@ class StateKeeper:
                 count += sum((await self._states.replace(user, changes)).done)
         if count:
             log.error("the hot tier had lost %d states of users that the archive has; put back", count)
+
+
+def pause_s(done: int, took_s: float) -> float:
+    """Seconds to rest after a pass that carried `done` in `took_s`."""
+    return PAUSE_S if done < BATCH else max(BUSY_PAUSE_S, REST_PER_WORK * took_s)
 
 
 def _archived(tenant_id: str, waiting: Sequence[DirtyState]) -> list[tuple[SessionUser, ArchivedState]]:

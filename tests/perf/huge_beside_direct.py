@@ -42,7 +42,6 @@ from tests.perf.running_stack import RunningStack, running_stack
 from tests.support.wire_client import WireClient
 
 LOOK_S = 0.02
-WARM_UP_S = 5.0
 CHANGE_S = 120.0  # of one change of the group
 
 
@@ -55,6 +54,7 @@ class Asked(NamedTuple):
     sends: int
     gap_s: float
     limit_s: float
+    warm_up_s: float
 
 
 class Huge:
@@ -123,7 +123,7 @@ async def bench(stack: RunningStack, asked: Asked, folder: Path, name: str) -> d
     path = folder / f"{name}.json"
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "qim_streams.cli", "bench", "--workload", "direct", "--quiet",
-        "--rate", str(asked.rate), "--duration", str(asked.seconds), "--warm-up", str(WARM_UP_S),
+        "--rate", str(asked.rate), "--duration", str(asked.seconds), "--warm-up", str(asked.warm_up_s),
         "--state-dir", str(stack.state_dir), "--json", str(path),
         stdout=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
@@ -148,7 +148,7 @@ async def measure(stack: RunningStack, asked: Asked) -> dict[str, Any]:
         print(f"one message, nothing else: {alone}", flush=True)
         quiet = await bench(stack, asked, Path(folder), "quiet")
         running = asyncio.create_task(bench(stack, asked, Path(folder), "beside"))
-        await asyncio.sleep(WARM_UP_S + 2 * asked.gap_s)
+        await asyncio.sleep(asked.warm_up_s + 2 * asked.gap_s)
         sends = []
         async with owner_of(huge, address) as client:
             await client.go_online()
@@ -180,9 +180,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--sends", type=int, default=4, help="messages to the group")
     parser.add_argument("--gap", type=float, default=4.0, help="seconds between them")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds until all must have one")
+    parser.add_argument("--warm-up", type=float, default=20.0, help="seconds before each run counts")
     parser.add_argument("--state-dir", type=Path, default=None)
     given = parser.parse_args(argv)
-    asked = Asked(given.members, given.rate, given.seconds, given.sends, given.gap, given.limit)
+    asked = Asked(
+        given.members, given.rate, given.seconds, given.sends, given.gap, given.limit, given.warm_up
+    )
     env = {"QIM_GROUP_MEMBERS_MAX": str(asked.members)}
     print(f"load before: {os.getloadavg()}", flush=True)
     try:

@@ -113,7 +113,7 @@ async def test_low_slices_do_not_starve_behind_urgent_ones() -> None:
     bench = Bench()
     now_s = 0.0
     bench.slices._monotonic = lambda: now_s
-    bench.slices._wait_s = 1.0
+    bench.slices._turns.wait_s = 1.0
     shard = await bench.open(0, (0, HUGE), *((offset, [3]) for offset in range(1, 200)))
     lanes = shard.open
     assert lanes is not None
@@ -204,3 +204,42 @@ async def test_a_released_shard_is_written_no_more() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
     assert set(await bench.lanes(0)) == {-1}
+
+
+async def test_who_waits_for_his_turn_is_there_for_what_is_urgent() -> None:
+    """A batch under way holds low slices back; a small record that comes meanwhile is not held with them."""
+    bench = Bench()
+    shard = await bench.open(0, (0, HUGE))
+    lanes = shard.open
+    assert lanes is not None
+    with bench.slices.batch():
+        bench.begin(shard)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert set(await bench.lanes(0)) == {-1}
+        lanes.take(Addressed(1, dispatch(2), [3]), 0, is_large=False, now_s=0.0)
+        bench.slices.wake(shard)
+        assert await eventually(lambda: (1, 1) in bench.pushes.pushed, 10)
+        stands = await bench.lanes(0)
+        assert (stands[3], stands[4]) == (1, -1)
+
+
+async def test_what_goes_at_once_shares_a_bound() -> None:
+    """Calls of several shards go in one round trip: each takes its part of what a slice may hold."""
+    bench = Bench()
+    sizes: list[int] = []
+    write = bench.writer.write_slice
+
+    async def noted(shard: Shard, lanes: OpenLanes, size_max: int, now_s: float, **more: Any) -> int:
+        sizes.append(size_max)
+        return await write(shard, lanes, size_max, now_s, **more)
+
+    bench.writer.write_slice = noted  # type: ignore[method-assign]
+    shards = [await bench.open(number, (0, HUGE), (1, [3])) for number in range(4)]
+    with bench.slices.batch():
+        for shard in shards:
+            bench.begin(shard)
+        assert await eventually(lambda: len(bench.pushes.pushed) >= 4, 10)
+    assert set(sizes) == {LIMIT // 4}
+    assert await eventually(lambda: all(shard.open is None for shard in shards), 10)
+    assert LIMIT in sizes, "low slices have all of it"

@@ -5,7 +5,15 @@ import asyncio
 import pytest
 
 from qim_streams.errors import AdmissionRefused, StoreUnavailable
-from qim_streams.sessions.keeping import EVERYWHERE_MS
+from qim_streams.sessions import keeping
+from qim_streams.sessions.keeping import (
+    BATCH,
+    BUSY_PAUSE_S,
+    EVERYWHERE_MS,
+    PAUSE_S,
+    REST_PER_WORK,
+    pause_s,
+)
 from qim_streams.sessions.ports import Replaced, SessionUser, StateChange
 from qim_streams.sessions.state import UserConversationState, decode_state
 from qim_streams.testing.memory_sessions import MemoryUserStates
@@ -198,3 +206,32 @@ async def test_pins_are_bounded(world: SessionWorld, monkeypatch: pytest.MonkeyP
         await world.actions.set_pin(world.actor("ann"), "c", True)
     await world.actions.set_pin(world.actor("ann"), "a", False)
     await world.actions.set_pin(world.actor("ann"), "c", True)
+
+
+async def test_a_large_group_is_carried_batch_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass is bounded: marks of others do not wait for all registrations of a new group."""
+    monkeypatch.setattr(keeping, "BATCH", 3)
+    names = [f"user-{number}" for number in range(8)]
+    world = SessionWorld()
+    world.past.group(dict.fromkeys(names, ALWAYS))
+    for name in names:
+        await world.saw(name, "team", 5)
+    keeper, archive = world.keeper(), world.past.archive
+    assert await keeper.work() == 6, "three were registered, and their states stored"
+    assert len(archive.states) == 3
+    archive.unavailable = True
+    with pytest.raises(StoreUnavailable):
+        await keeper.work()
+    archive.unavailable = False
+    for _ in range(4):
+        await keeper.work()
+    assert {user for _, user, _ in archive.states} == set(names)
+    assert await keeper.work() == 0
+    assert not await world.projection.pending(list(world.projection.queue), 10)
+
+
+def test_a_busy_keeper_leaves_the_machine_to_others() -> None:
+    """At most a quarter of a core, however much there is to do."""
+    assert pause_s(0, 9.0) == PAUSE_S
+    assert pause_s(BATCH, 2.0) == 2.0 * REST_PER_WORK
+    assert pause_s(BATCH, 0.0) == BUSY_PAUSE_S
