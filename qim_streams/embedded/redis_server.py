@@ -115,7 +115,13 @@ class EmbeddedRedis(LocalServer):
             client.bgrewriteaof()
             self._rewriting = True
         state = client.info("persistence") if self._rewriting else {}
-        self._whole = not (state.get("aof_rewrite_in_progress") or state.get("aof_rewrite_scheduled"))
+        if state.get("aof_rewrite_in_progress") or state.get("aof_rewrite_scheduled"):
+            return False
+        if state.get("aof_last_bgrewrite_status", "ok") != "ok":
+            self._progress(f"redis could not write its torn file anew (is the disk full?): {self.log_path}")
+            self._rewriting = False  # the next look tries again; until then nobody may write behind the tear
+            return False
+        self._whole = True
         return self._whole
 
     def _render(self) -> ServerCommand:

@@ -167,3 +167,40 @@ def test_a_class_archive_is_made_once_then_used(tmp_path: Path) -> None:
     assert ClassArchive(tmp_path, "kafka", runtime, "b.jar").path != archive.path
     other = java.JavaRuntime("java", 17, "build 2")
     assert ClassArchive(tmp_path, "kafka", other, "a.jar").path != archive.path
+
+
+class Rewriting:
+    """A server that says how its rewrites go, one answer after the other."""
+
+    def __init__(self, *answers: dict[str, object]) -> None:
+        self._answers, self.begun = list(answers), 0
+
+    def bgrewriteaof(self) -> None:
+        self.begun += 1
+
+    def info(self, section: str) -> dict[str, object]:
+        assert section == "persistence"
+        return self._answers.pop(0)
+
+
+def test_a_torn_file_that_could_not_be_written_anew_is_not_whole(tmp_path: Path) -> None:
+    """D4: a full disk; whoever wrote behind the tear would lose it at the next start."""
+    said: list[str] = []
+    server = redis_server.EmbeddedRedis(tmp_path, progress=said.append)
+    server.log_path.write_text(f"1:M # AOF loaded anyway {redis_server.TORN}\n", encoding="utf-8")
+    client = Rewriting(
+        {"aof_rewrite_in_progress": 1, "aof_last_bgrewrite_status": "ok"},
+        {"aof_rewrite_in_progress": 0, "aof_last_bgrewrite_status": "err"},
+        {"aof_rewrite_scheduled": 1, "aof_last_bgrewrite_status": "err"},
+        {"aof_rewrite_in_progress": 0, "aof_last_bgrewrite_status": "ok"},
+    )
+    assert [server._is_whole(client) for _ in range(4)] == [False, False, False, True]  # type: ignore[arg-type]
+    assert client.begun == 2
+    assert ["torn file" in one for one in said] == [True]
+
+
+def test_a_file_that_is_not_torn_is_whole_at_once(tmp_path: Path) -> None:
+    server = redis_server.EmbeddedRedis(tmp_path, progress=lambda _: None)
+    client = Rewriting()
+    assert server._is_whole(client)  # type: ignore[arg-type]
+    assert not client.begun
