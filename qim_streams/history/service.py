@@ -29,7 +29,9 @@ from qim_streams.membership.rules import visible_ranges
 PAGES_AT_ONCE_MAX: Final = 512  # in the whole process; a page holds at most its limit_bytes
 SPAN_FIRST: Final = 64  # messages of a page's first read; later ones follow from their size
 SPAN_MAX: Final = 128  # messages of any read: at most 8 MiB with bodies of 64 KiB
-READS_MAX: Final = 8  # reads for one page, hence at most 1,024 numbers looked at
+READS_MAX: Final = 8  # reads for one page that find something
+# Reads for one page that find nothing: numbers that were left out (a restore leaves out ten thousand).
+BARREN_READS_MAX: Final = 64
 DEADLINE_S: Final = 10.0
 SETTLE_S: Final = 0.5  # how long a page waits for RESERVED messages
 _SETTLE_FIRST_S, _SETTLE_STEP_MAX_S = 0.005, 0.08
@@ -92,14 +94,19 @@ class HistoryService:
         return walk.page()
 
     async def _read(self, reader: HistoryReader, walk: PageWalk, reads_max: int) -> int:
-        """Read what the page asks for, in at most so many reads; how many are left."""
+        """Read what the page asks for, in at most so many reads that find something; how many are left."""
+        barren_left = BARREN_READS_MAX
         async with self._slots:
-            for reads in range(reads_max):
+            while reads_max and barren_left:
                 span = walk.next_span(walk.portion(SPAN_FIRST, SPAN_MAX))
                 if span is None:
-                    return reads_max - reads
+                    return reads_max
                 found = await self._blocks.read(reader.tenant_id, reader.conversation_id, span)
                 walk.take(span, found.bodies, found.unreadable)
+                if found.bodies or found.unreadable:
+                    reads_max -= 1
+                else:
+                    barren_left -= 1
         return 0
 
     async def _scope(self, reader: HistoryReader) -> Scope:
