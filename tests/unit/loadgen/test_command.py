@@ -13,12 +13,12 @@ from qim_streams.loadgen.options import BenchOptions, Kill
 DATA = Path(__file__).resolve().parents[2] / "data"
 
 
-def options(*args: str) -> BenchOptions:
+def options(*args: str, fresh: bool = False) -> BenchOptions:
     """The options that the arguments give."""
     context = command.bench.make_context("bench", list(args), resilient_parsing=False)
     assert isinstance(context, click.Context)
     given: dict[str, Any] = context.params
-    return command._options(given)[0]
+    return command._options(given, fresh=fresh)[0]
 
 
 def test_defaults() -> None:
@@ -39,6 +39,13 @@ def test_connections_and_users_follow_from_the_workload() -> None:
     room = options("--workload", f"trace:{DATA / 'room-a.csv'}", "--speed", "1000")
     assert (room.connections, room.users) == (479, 479)
     assert options("--users", "400", "--online", "0.25").connections == 100
+
+
+def test_a_stack_that_has_just_started_warms_up_longer() -> None:
+    """Its broker compiles itself at first; a trace has nothing to warm up with."""
+    assert (options().warm_up_s, options(fresh=True).warm_up_s) == (5, 30)
+    assert options("--warm-up", "0", fresh=True).warm_up_s == 0
+    assert options("--workload", f"trace:{DATA / 'room-a.csv'}", fresh=True).warm_up_s == 5
 
 
 def test_kills_may_be_repeated() -> None:
