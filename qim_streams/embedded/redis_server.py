@@ -77,7 +77,8 @@ class EmbeddedRedis(LocalServer):
         self._appendfsync, self._memory_mb = appendfsync, memory_mb
         self._given_password, self._program = password, program
         self._password = self._roles_password = ""
-        self._whole = self._rewriting = False  # of the append-only file, since the last start
+        # Of the append-only file, since the last start.
+        self._whole = self._rewriting = self._told = False
 
     @property
     def port(self) -> int:
@@ -107,7 +108,7 @@ class EmbeddedRedis(LocalServer):
     def exited(self, code: int) -> None:
         """The next start loads again."""
         super().exited(code)
-        self._whole = self._rewriting = False
+        self._whole = self._rewriting = self._told = False
 
     def _is_whole(self, client: "redis.Redis") -> bool:
         """Whether the file is in order, which it soon is: a torn one is being written anew."""
@@ -118,7 +119,9 @@ class EmbeddedRedis(LocalServer):
         if state.get("aof_rewrite_in_progress") or state.get("aof_rewrite_scheduled"):
             return False
         if state.get("aof_last_bgrewrite_status", "ok") != "ok":
-            self._progress(f"redis could not write its torn file anew (is the disk full?): {self.log_path}")
+            if not self._told:
+                self._progress(f"redis could not write its torn file anew (disk full?): {self.log_path}")
+            self._told = True
             self._rewriting = False  # the next look tries again; until then nobody may write behind the tear
             return False
         self._whole = True

@@ -53,9 +53,10 @@ BATCH: Final = 500  # states or registrations of one lane in one step
 USERS_AT_ONCE: Final = 64  # who are registered side by side: their questions share round trips
 PAUSE_S: Final = 1.0  # between passes; what comes meanwhile is one batch
 # Nobody waits for this, and a new group of 100,000 is two hundred busy passes: they leave the machine to
-# those that somebody waits for. Rest per second of work.
+# those that somebody waits for. Rest per second of work; a long pass is one that waited, or is behind.
 REST_PER_WORK: Final = 3.0
 BUSY_PAUSE_S: Final = 0.05  # at least
+BUSY_PAUSE_MAX_S: Final = 2.0
 FAILED_PAUSE_S: Final = 5.0
 LANE_KEPT_MS: Final = 600_000  # an empty lane stays in the index this long after its last change
 RECENT_MS: Final = 10_000  # far more than a store loses that syncs every second
@@ -220,7 +221,7 @@ class StateKeeper:
 
 def pause_s(done: int, took_s: float) -> float:
     """Seconds to rest after a pass that carried `done` in `took_s`."""
-    return PAUSE_S if done < BATCH else max(BUSY_PAUSE_S, REST_PER_WORK * took_s)
+    return PAUSE_S if done < BATCH else min(max(BUSY_PAUSE_S, REST_PER_WORK * took_s), BUSY_PAUSE_MAX_S)
 
 
 def _archived(tenant_id: str, waiting: Sequence[DirtyState]) -> list[tuple[SessionUser, ArchivedState]]:
