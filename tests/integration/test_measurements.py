@@ -1,6 +1,7 @@
 """The measurement programs of ``tests/perf`` on real servers, as small as they go: they must not rot.
 
 No figure is held against anything; the programs themselves fail when something is lost, doubled or stuck.
+What `make bench` runs is tried every day, the others in the long suites.
 """
 
 import json
@@ -10,7 +11,7 @@ import pytest
 
 from tests.perf import backlog, commit_cost, login_barrier, memory, pull_rate, rebuild_time, reconnect_storm
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.integration
 
 
 def test_a_backlog_through_ours_and_the_baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -23,6 +24,7 @@ def test_a_backlog_through_ours_and_the_baseline(tmp_path: Path, capsys: pytest.
     assert "the stock style takes" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_backlog_of_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Groups of more members than travel inside a record, so that bitmaps are read."""
     argv = ["--messages", "1000", "--workload", "group:40", "--users", "100", "--apart", "--quick"]
@@ -30,6 +32,7 @@ def test_a_backlog_of_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "ours: mailbox" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = tmp_path / "told.json"
     argv = ["--messages", "2000", "--users", "100", "--quick", "--json", str(told)]
@@ -39,12 +42,14 @@ def test_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert weights["entry"] > 16
 
 
+@pytest.mark.slow
 def test_commit_cost(tmp_path: Path) -> None:
     told = tmp_path / "told.json"
     assert commit_cost.main(["--messages", "1000", "--members", "10,100", "--json", str(told)]) == 0
     assert [row["name"] for row in json.loads(told.read_text())["members"]] == ["group of 10", "group of 100"]
 
 
+@pytest.mark.slow
 def test_pull_rate(tmp_path: Path) -> None:
     told = tmp_path / "told.json"
     argv = ["--users", "5", "--entries", "130", "--batch", "40", "--json", str(told)]
@@ -52,6 +57,7 @@ def test_pull_rate(tmp_path: Path) -> None:
     assert all(row["per_core_s"] > 0 for row in json.loads(told.read_text())["rates"])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_login_barrier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A4, A14: devices sign on again and again beside direct chats; every session is exact."""
@@ -63,6 +69,7 @@ def test_login_barrier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert figures["pulled"] + figures["pushed"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_reconnect_storm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """I10: 1,000 clients come back at once; every entry once, in order, and the others lose nothing."""
@@ -75,6 +82,7 @@ def test_reconnect_storm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert figures["others"][1]["messages"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_rebuild_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A10: 60 conversations, two new messages each: the list once, a page of history for each."""

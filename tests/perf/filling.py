@@ -140,6 +140,7 @@ class Filler:
         await producer.start()
         try:
             await self._own_partitions()
+            self._log.clear()  # the barriers of a new owner: readers have nothing to do for them
             await self._say_online(producer, ordinals)
             requests = await self._requests(workload, users, ordinals)
             return await self._commit_all(producer, requests, workload.group or 2)
