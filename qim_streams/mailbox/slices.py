@@ -108,8 +108,6 @@ class Slices:
         ending = [found for shard in shards if (found := self._tasks.pop(shard, None)) is not None]
         for shard in shards:
             self._wake.pop(shard, None)
-            self._aged_s.pop(shard, None)
-            self._turns.leave(shard)
         for served, tasks in ending:
             async with served.writing:
                 for task in tasks:
@@ -128,7 +126,12 @@ class Slices:
             if not wrote and shard.open is lanes:
                 await self._rest(shard, lanes, wake)
 
-        await self._repeat(shard, lanes, one)
+        try:
+            await self._repeat(shard, lanes, one)
+        finally:  # closed by a batch, or released: who writes no more holds nobody up
+            self._turns.leave(shard.shard)
+            self._aged_s.pop(shard.shard, None)
+            self._wake_first()
 
     async def _follow_all(self, shard: Shard, lanes: OpenLanes, wake: asyncio.Event) -> None:
         async def one() -> None:
@@ -207,11 +210,12 @@ class Slices:
 
     async def _write(self, shard: Shard, lanes: OpenLanes, kind: str) -> int:
         # The store's calls of a worker share round trips: what goes at once has the bound together.
-        size_max = self._size_max if kind == "low" else self._size_max // max(1, len(self._tasks))
+        apart = 1 if kind == "low" else sum(one.open is not None for one, _ in self._tasks.values())
+        size_max = max(1, self._size_max // max(1, apart))
         async with shard.writing:
             await self._writer.settle(shard)
             wrote = await self._writer.write_slice(
-                shard, lanes, max(1, size_max), self._monotonic(), by_age=kind == "by_age"
+                shard, lanes, size_max, self._monotonic(), by_age=kind == "by_age"
             )
         if wrote:
             metrics.SLICES.labels(kind).inc()

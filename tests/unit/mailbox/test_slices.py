@@ -243,3 +243,49 @@ async def test_what_goes_at_once_shares_a_bound() -> None:
     assert set(sizes) == {LIMIT // 4}
     assert await eventually(lambda: all(shard.open is None for shard in shards), 10)
     assert LIMIT in sizes, "low slices have all of it"
+
+
+async def test_a_shard_that_is_released_in_line_holds_nobody_up() -> None:
+    """It asks once more while its release waits for the call that is under way."""
+    bench = Bench()
+    gone, left = await bench.open(0, (0, HUGE), (1, [3])), await bench.open(1, (0, HUGE))
+    write, under_way, go_on = bench.writer.write_slice, asyncio.Event(), asyncio.Event()
+
+    async def slow(shard: Shard, *args: Any, **more: Any) -> int:
+        if shard is gone:
+            under_way.set()
+            await go_on.wait()
+        return await write(shard, *args, **more)
+
+    bench.writer.write_slice = slow  # type: ignore[method-assign]
+    with bench.slices.batch():
+        bench.begin(gone)
+        await under_way.wait()
+        ending = asyncio.create_task(bench.slices.end(frozenset({0})))
+        await asyncio.sleep(0)
+        go_on.set()
+        await ending
+        bench.begin(left)
+        for _ in range(5):
+            await asyncio.sleep(0)
+    assert await eventually(lambda: left.open is None, 10)
+
+
+async def test_a_shard_that_a_batch_closed_holds_nobody_up() -> None:
+    """A lane was held, the batch under way writes its piece: the shard does not come back to the line."""
+    bench = Bench()
+    shut, left = await bench.open(0, (0, [3])), await bench.open(1, (0, HUGE))
+    lanes = shut.open
+    assert lanes is not None
+    lanes.hold(3, FOR_EVER_S * 1e6)
+    with bench.slices.batch():
+        bench.begin(shut)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert bench.slices._turns.first == 0, "it waits in line"
+        async with shut.writing:
+            await bench.writer.flush(shut, lanes, FOR_EVER_S * 1e6)
+        await bench.slices.follow(shut, lanes)
+        assert shut.open is None
+        bench.begin(left)
+    assert await eventually(lambda: left.open is None, 10)
