@@ -86,14 +86,14 @@ def bench(**given: Any) -> None:
 def _bench(given: dict[str, Any]) -> int:
     from qim_streams.embedded.status import read_status
 
-    status = read_status(given["state_dir"])
+    state_dir: Path = given["state_dir"]
+    status = read_status(state_dir)
     runs = status is not None and status.alive
     options, trace = _options(given, fresh=not runs)
     for name in ("json", "plot"):
         path: Path | None = given[f"{name}_file"]
         if path is not None and not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
             raise ConfigError(f"--{name} {path}: {path.parent} is no directory that can be written to")
-    state_dir: Path = given["state_dir"]
     if runs:
         return asyncio.run(_on_running(options, trace, given, state_dir))
     return _on_own(options, trace, given, state_dir)

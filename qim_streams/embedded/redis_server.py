@@ -125,7 +125,7 @@ class EmbeddedRedis(LocalServer):
             self._rewriting = False  # the next look tries again; until then nobody may write behind the tear
             return False
         self._whole = True
-        return self._whole
+        return True
 
     def _render(self) -> ServerCommand:
         program = self._program = self._program or find_redis_server()

@@ -24,27 +24,24 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import httpx
-import uvloop
 
 from qim_streams.embedded.status import read_status
-from qim_streams.errors import QimError
-from qim_streams.loadgen.options import BenchOptions, check
+from qim_streams.loadgen.options import BenchOptions
 from tests.integration.hostile.siege import Siege
 from tests.integration.hostile.test_bombs import JSON, MSGPACK, refused_binary, refused_text, unread
 from tests.perf import reporting
 from tests.perf.processes import MeasurementError, rss_mb
-from tests.perf.running_stack import RunningStack, many_descriptors, running_stack
-from tests.perf.storm_load import START_DELAY_NS, Part, SteadyLoad, steady
+from tests.perf.running_stack import RunningStack, found_on_own, many_descriptors
+from tests.perf.storm_load import Part, SteadyLoad, checked, steady, stretch_begins
 from tests.support.raw_websocket import masked, provoke, upgrade
 
-GAP_S = 1
 STRETCHES = ("alone", "beside the attack", "alone again")
-_NS = 1_000_000_000
 
 
 class Asked(NamedTuple):
@@ -57,8 +54,8 @@ class Asked(NamedTuple):
     seed: int
 
     def begins(self, stretch: int) -> int:
-        """The second of the measured part in which a stretch begins; `GAP_S` lie between two."""
-        return stretch * (self.seconds + GAP_S)
+        """The second of the measured part in which a stretch begins."""
+        return stretch_begins(stretch, self.seconds)
 
 
 class Attack(NamedTuple):
@@ -135,17 +132,14 @@ async def measure(asked: Asked, options: BenchOptions, stack: RunningStack) -> d
     attacker = Attacker(ports, f"{admin.scheme}://{admin.netloc}", asked)
     async with SteadyLoad(options, stack.address) as honest:
         await honest.start()
-        begins_s = (honest.first_ns - START_DELAY_NS) / _NS + asked.begins(1)
-        await asyncio.sleep(begins_s - time.monotonic())
+        begins_s = await honest.almost(asked.begins(1))
         before_mb = rss_mb(stack.pids()["gateway"])
         with Siege(ports, asked.slow) as siege:
             await attacker.run(begins_s + asked.seconds)
             grown_mb = rss_mb(stack.pids()["gateway"]) - before_mb
             still_open = sum(siege.open().values())
         verdict = await honest.finish()
-        parts = [
-            honest.part(name, at := asked.begins(n), at + asked.seconds) for n, name in enumerate(STRETCHES)
-        ]
+        parts = honest.stretches(STRETCHES, asked.seconds)
     return {
         "honest": [part._asdict() for part in parts],
         "ratios": ratios(parts),
@@ -215,10 +209,7 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Asked, BenchO
     if asked.seconds < 1 or asked.slow < 0 or asked.attacks <= 0:
         parser.error("--seconds: at least 1, --slow: at least 0, --attacks: more than 0")
     options = steady(args.rate, asked.begins(len(STRETCHES)), args.connections, args.seed)
-    try:
-        return args, asked, check(options)
-    except QimError as error:
-        parser.error(str(error))
+    return args, asked, checked(parser, options)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -226,11 +217,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, asked, options = parse(argv)
     many_descriptors()
     reporting.begin("honest clients beside an attack", args.seed)
-    try:
-        with running_stack(None) as stack:
-            found = uvloop.run(measure(asked, options, stack))
-    except (MeasurementError, QimError) as error:
-        print(error, file=sys.stderr)
+    found = found_on_own(partial(measure, asked, options))
+    if found is None:
         return 1
     wrong = problems(found, asked)
     return reporting.conclude(report(found), args.json, "hostile_beside", args.seed, found, wrong)

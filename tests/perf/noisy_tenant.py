@@ -21,29 +21,26 @@ import argparse
 import asyncio
 import os
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
-import uvloop
 
-from qim_streams.errors import QimError
-from qim_streams.loadgen.options import BenchOptions, check
+from qim_streams.loadgen.options import BenchOptions
 from qim_streams.loadgen.verdict import Verdict
 from qim_streams.wire.codes import code_of
 from tests.perf import reporting
 from tests.perf.processes import MeasurementError
-from tests.perf.running_stack import RunningStack, running_stack
-from tests.perf.storm_load import START_DELAY_NS, Part, SteadyLoad, steady
+from tests.perf.running_stack import RunningStack, found_on_own
+from tests.perf.storm_load import Part, SteadyLoad, checked, steady, stretch_begins
 
 NOISY = "noisy"
-KNOWN_S, GAP_S = 6.0, 1
+KNOWN_S = 6.0
 BURST_S = 4.0  # of a quota that may come at once, and of what writers have not told each other
 STRETCHES = ("alone", "at its quota", "over its quota", "alone again")
-_NS = 1_000_000_000
 
 
 class Asked(NamedTuple):
@@ -55,8 +52,8 @@ class Asked(NamedTuple):
     ratio_max: float
 
     def begins(self, stretch: int) -> int:
-        """The second of the measured part in which a stretch begins; `GAP_S` lie between two."""
-        return stretch * (self.seconds + GAP_S)
+        """The second of the measured part in which a stretch begins."""
+        return stretch_begins(stretch, self.seconds)
 
     @property
     def load_s(self) -> int:
@@ -91,14 +88,11 @@ async def measure(asked: Asked, options: BenchOptions, stack: RunningStack) -> d
         await calm.start()
         found: dict[str, Any] = {}
         for stretch, load in ((1, at_quota), (2, over)):
-            begins_s = (calm.first_ns - START_DELAY_NS) / _NS + asked.begins(stretch)
-            await asyncio.sleep(begins_s - time.monotonic())
+            await calm.almost(asked.begins(stretch))
             await load.start()
             found[STRETCHES[stretch]] = noisy_figures(await load.finish(), load.opening, asked.seconds)
         verdict = await calm.finish()
-        parts = [
-            calm.part(name, at := asked.begins(n), at + asked.seconds) for n, name in enumerate(STRETCHES)
-        ]
+        parts = calm.stretches(STRETCHES, asked.seconds)
     return {
         "noisy": found,
         "calm": [part._asdict() for part in parts],
@@ -185,22 +179,16 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Asked, BenchO
     if asked.quota < 2 or asked.times <= 1 or asked.seconds < 1:
         parser.error("--quota: at least 2, --times: more than 1, --seconds: at least 1")
     options = steady(args.rate, asked.load_s, args.connections, args.seed)
-    try:
-        check(talk_of(asked, options, asked.times))
-        return args, asked, check(options)
-    except QimError as error:
-        parser.error(str(error))
+    checked(parser, talk_of(asked, options, asked.times))
+    return args, asked, checked(parser, options)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Start a stack, load it, tell. The exit code."""
     args, asked, options = parse(argv)
     reporting.begin("a noisy tenant beside a calm one", args.seed)
-    try:
-        with running_stack(None) as stack:
-            found = uvloop.run(measure(asked, options, stack))
-    except (MeasurementError, QimError) as error:
-        print(error, file=sys.stderr)
+    found = found_on_own(partial(measure, asked, options))
+    if found is None:
         return 1
     wrong = problems(found, asked)
     return reporting.conclude(report(found), args.json, "noisy_tenant", args.seed, found, wrong)

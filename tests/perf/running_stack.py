@@ -74,6 +74,18 @@ def measured(
         return 1
 
 
+def found_on_own(
+    measure: Callable[["RunningStack"], Coroutine[Any, Any, dict[str, Any]]],
+) -> dict[str, Any] | None:
+    """What `measure` finds on a stack of its own; None, and why on stderr, when it could not be measured."""
+    try:
+        with running_stack(None) as stack:
+            return uvloop.run(measure(stack))
+    except (MeasurementError, QimError) as error:
+        print(error, file=sys.stderr)
+        return None
+
+
 @contextmanager
 def running_stack(
     state_dir: Path | None, *, quick: bool = False, env: Mapping[str, str] | None = None

@@ -27,11 +27,11 @@ from typing import Any, NamedTuple
 import uvloop
 
 from qim_streams.errors import QimError
-from qim_streams.loadgen.options import BenchOptions, check
+from qim_streams.loadgen.options import BenchOptions
 from tests.perf import reporting
 from tests.perf.processes import ROOT, MeasurementError
 from tests.perf.running_stack import RunningStack, running_stack
-from tests.perf.storm_load import Part, SteadyLoad, steady
+from tests.perf.storm_load import Part, SteadyLoad, checked, steady
 
 _NS = 1_000_000_000
 
@@ -182,10 +182,7 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Asked, BenchO
     if min(asked.outboxes, asked.before_s, asked.split_s, asked.after_s) < 1:
         parser.error("--outboxes, --before, --during, --after: at least one (second) each")
     options = steady(args.rate, asked.load_s, args.connections, args.seed)
-    try:
-        return args, asked, check(options)
-    except QimError as error:
-        parser.error(str(error))
+    return args, asked, checked(parser, options)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -5,16 +5,18 @@ they can be cut at the moments when the storm began and ended. The generator's o
 anything of theirs was lost.
 """
 
+import argparse
 import asyncio
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from qim_streams.client.discovery import StackAddress
+from qim_streams.errors import QimError
 from qim_streams.loadgen.fleet import Fleet
 from qim_streams.loadgen.histogram import Histogram, merge_series, merged
-from qim_streams.loadgen.options import BenchOptions
+from qim_streams.loadgen.options import BenchOptions, check
 from qim_streams.loadgen.plan import make_plan
 from qim_streams.loadgen.run import draw_tag
 from qim_streams.loadgen.verdict import Verdict, judge
@@ -23,6 +25,7 @@ from tests.perf.processes import MeasurementError
 START_DELAY_NS = 500_000_000
 DRAIN_S, STEP_S = 60.0, 0.2
 WARM_UP_S = 5.0
+GAP_S = 1  # between two stretches of a load
 _NS = 1_000_000_000
 
 
@@ -44,6 +47,19 @@ def steady(
         rate=rate, duration_s=seconds, warm_up_s=warm_up_s, processes=1,
         connections=connections, users=connections, seed=seed,
     )  # fmt: skip
+
+
+def checked(parser: argparse.ArgumentParser, options: BenchOptions) -> BenchOptions:
+    """`options`; ends the process with 2 when they are wrong."""
+    try:
+        return check(options)
+    except QimError as error:
+        parser.error(str(error))
+
+
+def stretch_begins(number: int, seconds: int) -> int:
+    """The second of the measured part in which a stretch begins; `GAP_S` lie between two."""
+    return number * (seconds + GAP_S)
 
 
 class SteadyLoad:
@@ -105,6 +121,17 @@ class SteadyLoad:
         self._accounts = await self._fleet.all("account")
         await self._fleet.all("stop")
         return judge(self._plan, [one["ledger"] for one in self._accounts], range(self._plan.connections))
+
+    async def almost(self, second: int) -> float:
+        """Wait until what starts now takes effect at that second; when that was, by the monotonic clock."""
+        at_s = (self.first_ns - START_DELAY_NS) / _NS + second
+        await asyncio.sleep(at_s - time.monotonic())
+        return at_s
+
+    def stretches(self, names: Sequence[str], seconds: int) -> list[Part]:
+        """The parts of stretches that follow each other (see `stretch_begins`)."""
+        begins = [stretch_begins(number, seconds) for number in range(len(names))]
+        return [self.part(name, at, at + seconds) for name, at in zip(names, begins, strict=True)]
 
     def part(self, name: str, first_s: int, end_s: int) -> Part:
         """The messages that were due in the seconds [first_s, end_s) of the measured part."""
