@@ -6,8 +6,8 @@ importing the package). Measured on 2 cores: ready in about 0.1 s, 8 MB resident
 Invariants:
 
 * Every write is in the append-only file. `appendfsync everysec` (the default) may lose about one second
-  at a power loss and nothing when only the process dies; `always` loses nothing and costs one fsync per
-  event-loop turn.
+  at a power loss; when only the process dies, nothing but what waits for a sync that is under way (up to two
+  seconds on a slow disk). `always` loses nothing and costs one fsync per event-loop turn.
 * Nothing is evicted: at the memory limit writes are refused with OOM.
 * Roles have a user of their own (`redis_acl`) that may do what roles do and nothing else; `url` is the
   operator's, `roles_url` theirs.

@@ -177,7 +177,8 @@ def test_behind_a_torn_script_nothing_is_lost(tmp_path: Path) -> None:
     """D4: after a loss of power Redis cuts its file inside the script's transaction, and would take all that
     is written behind it for a part of that, at the next start."""
     script = "for n = 1, 50 do redis.call('SET', 'half' .. n, string.rep('x', 100)) end"
-    server = EmbeddedRedis(tmp_path / "redis", progress=lambda _: None).start()
+    # `always`: with `everysec` writes wait in the process while a sync is under way, and a kill takes them.
+    server = EmbeddedRedis(tmp_path / "redis", appendfsync="always", progress=lambda _: None).start()
     try:
         client = redis.Redis.from_url(server.url)
         client.set("kept", "1")
