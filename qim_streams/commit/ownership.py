@@ -104,6 +104,11 @@ class PartitionOwnership:
         await self.keeper.close()
         await self._seat.leave()
 
+    @property
+    def stands_by(self) -> bool:
+        """Whether it holds nothing because there are more of its kind than partitions."""
+        return self._seat.spare and not self.keeper.held
+
     def fenced(self, partition: int, epoch: int) -> None:
         """A write under this epoch was refused."""
         self.keeper.lost(resource_of(partition), epoch)

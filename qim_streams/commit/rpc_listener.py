@@ -55,6 +55,7 @@ class RpcListener(ABC):
         self._secret = secret
         self.tls: ssl.SSLContext | None = None  # set it before `start`
         self.more_reasons: Source = tuple  # of the role around it
+        self.stands_by: Callable[[], bool] = lambda: False  # the others hold every partition, and rightly
         self._runner: web.AppRunner | None = None
         self._peers: set[_Peer] = set()
         self._strangers = 0
@@ -155,8 +156,8 @@ class RpcListener(ABC):
         return self._loiterers.look(None if self._runner is None else self._runner.server, now_s, LOITER_S)
 
     def reasons(self) -> list[str]:
-        """Why this process is not ready; one that serves no partition is not."""
-        return [] if self.served() else ["no partition is served"]
+        """Why this process is not ready; one that serves no partition is not, unless it stands by."""
+        return [] if self.served() or self.stands_by() else ["no partition is served"]
 
     async def _ready(self, _request: web.Request) -> web.Response:
         reasons = [*self.reasons(), *self.more_reasons()]

@@ -1,29 +1,34 @@
 """Fair shares: how many resources each of several equal workers should hold.
 
 Every worker holds one seat of a fixed row of lease resources (``{seat name}:0`` ...); taken seats are the
-living workers. A worker above its share gives resources up, one below it takes what is free.
+living workers. A worker above its share gives resources up, one below it takes what is free. Shares differ
+by one at most, and the lower seats have the larger ones: rounding up for everyone would leave the last
+workers with nothing (six resources and four workers: 2, 2, 2 and none).
 
 Invariants: shares of the living workers together cover all resources; a worker without a seat (more
-workers than seats) gets the same share as the others.
+workers than seats) gets as much as the first. A share is 1 at least: who is one too many takes what becomes
+free, and nobody gives its last resource up for another.
 
 Spec: §11.
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qim_streams.errors import StoreError
 from qim_streams.ownership.keeper import Claimant, LeaseKeeper
-from qim_streams.ownership.ports import Grant, LeaseStore
+from qim_streams.ownership.ports import Grant, Holder, LeaseStore
 
 log = logging.getLogger(__name__)
 
 SEATS = 64
 
 
-def fair_share(resources: int, workers: int) -> int:
-    """The most that one of `workers` (at least 1) should hold: rounded up, so that nothing is left over."""
-    return -(-resources // max(1, workers))
+def fair_share(resources: int, workers: int, rank: int) -> int:
+    """The most that the `rank`-th (from 0) of `workers` (at least 1) should hold; at least 1."""
+    even, left = divmod(resources, max(1, workers))
+    return max(1, even + (rank < left))
 
 
 @dataclass(slots=True)
@@ -35,9 +40,12 @@ class Seat:
     name: str
     ttl_ms: int
     _grant: Grant | None = None
+    spare: bool = False
+    """Whether more workers live than there are resources, as of the last `surplus`: one may get nothing."""
 
-    async def living(self) -> int:
-        """How many workers live now, this one included; takes or renews the seat. StoreError."""
+    async def living(self) -> tuple[int, int]:
+        """How many workers live now, this one included, and how many of those sit before it (none without
+        a seat); takes or renews the seat. StoreError."""
         seats = [f"{self.name}:{number}" for number in range(SEATS)]
         one = self.claimant
         if self._grant is not None:
@@ -55,18 +63,24 @@ class Seat:
                     self._grant = answer
                     break
         others = {h.node for h in holders if h is not None} - {one.node}
-        return len(others) + 1
+        return len(others) + 1, self._before(seats, holders)
+
+    def _before(self, seats: Sequence[str], holders: Sequence[Holder | None]) -> int:
+        if self._grant is None:
+            return 0
+        mine, one = seats.index(self._grant.resource), self.claimant
+        return len({h.node for h in holders[:mine] if h is not None} - {one.node})
 
     async def surplus(self, keeper: LeaseKeeper, resources: int) -> list[str]:
         """What `keeper` holds above this worker's fair share of `resources`, to be given up; it takes no
-        more than
-        that from now on. Nothing while the others cannot be counted."""
+        more than that from now on. Nothing while the others cannot be counted."""
         try:
-            share = fair_share(resources, await self.living())
+            living, before = await self.living()
         except StoreError as error:
             log.warning("living %s not counted: %s", self.name, error)
             return []
-        keeper.hold_max = share
+        share = fair_share(resources, living, before)
+        keeper.hold_max, self.spare = share, living > resources
         above = sorted(keeper.held)[share:]
         if above:
             log.info("giving up %s: the fair share is %d", ", ".join(above), share)

@@ -124,6 +124,7 @@ async def _serve(
         renew_ms=settings.lease_renew_ms,
     )
     owner.append(ownership)
+    server.stands_by = lambda: ownership.stands_by
     log.info("listening on %s", address)
     owning = asyncio.create_task(ownership.run(), name="room-ownership")
     watching = asyncio.create_task(watch.run(), name="certificates")

@@ -206,6 +206,7 @@ async def _serve(settings: Settings, parts: _Parts, claims: Claims, stop: asynci
         prove=parts.recovery.proof.prove,
     )
     owner.append(ownership)
+    server.stands_by = lambda: ownership.stands_by
     log.info("listening on %s", address)
     owning = asyncio.create_task(ownership.run(writer), name="ownership")
     server.more_reasons = parts.hot_tier.reasons

@@ -44,6 +44,11 @@ class RoomOwnership:
         )
         self.keeper.want(map(resource_of, range(partitions)))
 
+    @property
+    def stands_by(self) -> bool:
+        """Whether it holds nothing because there are more of its kind than partitions."""
+        return self._seat.spare and not self.keeper.held
+
     def fenced(self, number: int, epoch: int) -> None:
         """A write under this epoch was refused."""
         self.keeper.lost(resource_of(number), epoch)

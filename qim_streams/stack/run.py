@@ -297,7 +297,7 @@ def _answers(url: str) -> Callable[[], bool]:
 
 
 def _ready_file(path: Path) -> Callable[[], bool]:
-    """A stream worker writes its pid into the file once it has its partitions and was caught up."""
+    """A stream worker writes its pid into the file once it has its partitions, if any, and was caught up."""
 
     def ready() -> bool:
         try:

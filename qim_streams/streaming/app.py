@@ -162,18 +162,21 @@ class StreamApp(faust.App):
             return "the worker is stopping"
         if not self.tables.recovery.completed.is_set():
             return "tables are being read back from their changelogs"
-        if self.rebalancing or self.unassigned:
-            return "the consumer group has given it no partition yet"
+        if self.rebalancing or self.consumer.given is None:
+            return "the consumer group has not said yet which partitions are its"
         return "not every partition has found its start"
 
     @property
     def serving(self) -> bool:
-        """Ready: in the group, recovered, and every owned partition has started."""
+        """Ready: in the group, recovered, and every owned partition has started.
+
+        Also a worker that the group gave no partition, because it has more workers than partitions: it
+        stands by, and whoever waits for it (a rolling restart) would wait for ever.
+        """
         return (
             not self.should_stop
             and self.tables.recovery.completed.is_set()
             and not self.rebalancing
-            and not self.unassigned
             and self.consumer.ready
         )
 
@@ -222,10 +225,16 @@ class StreamApp(faust.App):
 
     async def _beat(self) -> None:
         told = self.stream_spec.ready_file is None
+        stood_by = False
         while not self.should_stop:
             self._loop_watch.beat()
-            if not told and self.serving:
+            serving = self.serving
+            if not told and serving:
                 told = self._tell_ready()
+            stands_by = serving and not self.consumer.given
+            if stands_by and not stood_by:
+                log.info("the group has no partition for this worker: it stands by")
+            stood_by = stands_by
             self._tell_health()
             await asyncio.sleep(_LOOP_BEAT_S)
 

@@ -8,9 +8,8 @@ It takes from Faust's consumer what loses or repeats records around a rebalance,
    expects.
 2. *Own positions.* `positions[tp]` is the next offset to hand out. All are dropped first thing at a
    revocation and set only by a start (below). Records of a partition without one are early: dropped.
-3. *Starts.* After recovery every source partition is started by a task of its own: the role names the
-   offset (it may wait for a lease), the partition is sought there and only then fetched. What the group
-   has committed decides nothing.
+3. *Starts.* After recovery each source partition is started by its own task: the role names the offset
+   (it may wait for a lease), it is sought, then fetched. What the group has committed decides nothing.
 4. *Checks before each chunk*: the assignment is the one that the fetch was made in, the flow is active,
    and the records were drained after the last seek of their partition (`transport`). Source partitions
    stay held until recovery ends its work with `resume_flow`.
@@ -20,8 +19,8 @@ It takes from Faust's consumer what loses or repeats records around a rebalance,
    back once; the same answer again proves that the offsets do not exist, unless the log now starts
    above them: then retention took records away, and `on_lost_range` decides.
 
-Acknowledgements come in order (lanes), so that the bookkeeping is one number per partition; Faust's gap
-arithmetic, which can commit past a record in flight, is not used.
+Acknowledgements come in order (lanes): one number per partition is kept, not Faust's gaps, which can commit
+past a record in flight.
 
 Spec: §11 rule 1, §14.2.
 """
@@ -182,16 +181,12 @@ class StreamConsumer(driver.Consumer):
         if not self.flow_active:
             await self.wait(self.can_resume_flow)
         active = frozenset(self._get_active_partitions())
-        ready = frozenset(tp for tp in active if not self._is_full(tp))
+        ready = active - {TP(topic, one) for topic, lanes in self.lanes.items() for one in lanes.full}
         if not ready:
             await asyncio.sleep(_IDLE_S)
             return []
         wait_s = _POLL_S if len(ready) == len(active) else _POLL_PRESSED_S
         return cast("list[Drained]", await self._thread.fetch(ready, wait_s))
-
-    def _is_full(self, tp: TP) -> bool:
-        lanes = self.lanes.get(tp.topic)
-        return lanes is not None and tp.partition in lanes.full
 
     async def _chunks(self, part: Drained) -> list[Chunk]:
         """The chunks to hand out, none when the records are early, behind, or a gap is to be proved."""
@@ -278,10 +273,15 @@ class StreamConsumer(driver.Consumer):
         return await self.seek_source(tp, start)
 
     @property
+    def given(self) -> set[TP] | None:
+        """The source partitions that the group gave, be it none; None before it has said so."""
+        sources = {TP(*tp) for tp in self.assignment() if self.is_source(TP(*tp))}
+        return sources if self._thread.assignments else None
+
+    @property
     def ready(self) -> bool:
-        """Whether every assigned source partition has started."""
-        assigned = [tp for tp in self.assignment() if self.is_source(TP(*tp))]
-        return bool(assigned) and all(tp in self.positions for tp in assigned)
+        """Whether the group has answered and every source partition that it gave, if any, has started."""
+        return self.given is not None and self.given <= self.positions.keys()
 
     # -- point 5: acknowledgements, commits, drain
 

@@ -103,7 +103,7 @@ async def _one_move(crowd: Crowd, traffic: Traffic, chance: random.Random) -> No
     if not present or (len(present) < 2 and chance.random() < 0.5):
         worker = crowd.join(role)
         if chance.random() < 0.5:
-            await traffic.until(worker.is_ready, JOIN_S, f"{worker.name} to get partitions")
+            await traffic.until(worker.is_ready, JOIN_S, f"{worker.name} to get partitions, if any")
     else:
         ready = [one for one in present if one.exit_code is None and one.is_ready()]
         if ready:  # a worker that is still starting may answer a signal with another exit code

@@ -81,7 +81,7 @@ class ExtraWorker:
         return self._popen.poll()
 
     def is_ready(self) -> bool:
-        """Whether it has its partitions; AssertionError when it ended."""
+        """Whether it has its partitions, be it none; AssertionError when it ended."""
         assert self.exit_code is None, f"{self.name} ended with {self.exit_code}"
         return self._ready.exists() and self._ready.read_text().strip() == str(self._popen.pid)
 

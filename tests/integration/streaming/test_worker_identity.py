@@ -127,6 +127,29 @@ def test_readiness_is_told_on_the_web_port(kafka: EmbeddedKafka, tmp_path: Path)
         pipeline.close()
 
 
+def test_a_worker_too_many_is_ready_and_stands_by(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    """B7: with more workers than partitions one gets none: ready, and next in line."""
+    pipeline = Pipeline(kafka.bootstrap, tmp_path, "spare", partitions=1)
+    ports = free_ports(2)
+    try:
+        for name, port in zip(("one", "two"), ports, strict=True):
+            pipeline.start(name, web_port=port)
+            eventually_sync(lambda port=port: _get(port, "/ready")[0] == 200, 30, f"{name} ready")  # type: ignore[misc]
+        pipeline.feed(100)
+        pipeline.wait_processed()
+        idle = eventually_sync(
+            lambda: [name for name in ("one", "two") if "it stands by" in pipeline.log_text(name)], 10, "told"
+        )
+        other = next(child for child in pipeline.workers if not child.name.endswith(idle[0]))
+        other.kill()
+        pipeline.wait_logged(idle[0], "starts at offset")
+        pipeline.feed(100)
+        pipeline.wait_processed()
+    finally:
+        pipeline.close()
+    assert not judge(pipeline.outputs(), pipeline.expected(), []).missing
+
+
 def _get(port: int, path: str) -> tuple[int, str]:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=2) as answer:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -73,6 +73,26 @@ async def test_one_writer_serves_everything_and_a_second_gets_half(world: World)
             ]
         await eventually(lambda: len(one.writer.ready) == PARTITIONS, what="a clean stop frees at once")
     assert [holder for holder in await one.leases.holders([f"ob:{n}" for n in range(6)]) if holder] == []
+
+
+async def test_a_writer_too_many_stands_by_and_is_next_in_line(world: World) -> None:
+    """B7: seven for six partitions: one gets none and says so; who waits for its share does not."""
+    async with AsyncExitStack() as all_of_them:
+        writers = []
+        for name in "abcdefg":
+            leaving = await all_of_them.enter_async_context(AsyncExitStack())
+            rig, own = await leaving.enter_async_context(world.writer(name))
+            writers.append((rig.writer, own, leaving))
+            if len(writers) <= PARTITIONS:
+                await eventually(lambda: all(writer.ready for writer, _, _ in writers))
+                assert not any(own.stands_by for _, own, _ in writers)
+        await eventually(
+            lambda: [own.stands_by for _, own, _ in writers] == [not w.ready for w, _, _ in writers]
+        )
+        [spare] = [writer for writer, own, _ in writers if own.stands_by]
+        await next(leaving for writer, _, leaving in writers if writer is not spare).aclose()
+        await eventually(lambda: spare.ready)
+        assert not any(own.stands_by for writer, own, _ in writers if writer.ready)
 
 
 async def test_a_fenced_partition_is_dropped_and_taken_again_when_free(world: World) -> None:

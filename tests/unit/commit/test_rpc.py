@@ -257,6 +257,10 @@ async def test_readiness_is_a_served_partition(world: World) -> None:
                 "reasons": ["no partition is served"],
                 "partitions": 0,
             }
+        node.server.stands_by = lambda: True
+        async with session.get(f"http://127.0.0.1:{node.port}/readyz") as answer:
+            assert (answer.status, (await answer.json())["partitions"]) == (200, 0)
+        node.server.stands_by = lambda: False
         await node.own(0)
         async with session.get(f"http://127.0.0.1:{node.port}/readyz") as answer:
             assert answer.status == 200

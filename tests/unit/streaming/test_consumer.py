@@ -275,6 +275,18 @@ async def test_starts_do_not_wait_for_each_other(world: World) -> None:
     assert world.consumer.ready
 
 
+async def test_no_partition_is_an_answer_of_the_group_and_silence_is_none(world: World) -> None:
+    """B7: who gets nothing, for there are more workers than partitions, is ready; who was not told is not."""
+    world.thread.assigned, world.thread.assignments = set(), 0
+    assert (world.consumer.given, world.consumer.ready) == (None, False)
+    world.thread.assignments = 1
+    assert (world.consumer.given, world.consumer.ready) == (set(), True)
+    world.thread.assigned = {LOG}  # of a table, which it follows
+    assert (world.consumer.given, world.consumer.ready) == (set(), True)
+    world.thread.assigned = {P0}
+    assert (world.consumer.given, world.consumer.ready) == ({P0}, False)
+
+
 async def test_a_start_retries_what_is_transient(tmp_path: Path) -> None:
     world = World(tmp_path, retry_delay_max_s=0.001)
     world.starts[0] = [StoreUnavailable("down"), StoreUnavailable("down"), 12]
