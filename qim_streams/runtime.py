@@ -81,6 +81,18 @@ def give_way() -> None:
         AUTOGROUP.write_text(str(NICENESS))
 
 
+def settle_stage(*, gives_way: bool = False) -> None:
+    """What a stage does before it reads: its own way with garbage and with the scheduler.
+
+    `gives_way`: nobody waits for it. One call, because a stage that forgot one of these was slow and nothing
+    told: the archiver spent a third of its CPU on collections that found nothing.
+    """
+    if gives_way:
+        give_way()
+    settle_garbage_collection()
+    run_in_batches()
+
+
 def run_role(
     role: str, settings: Settings, main: Callable[[Settings, asyncio.Event], Awaitable[None]]
 ) -> int:

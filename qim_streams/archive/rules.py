@@ -23,7 +23,7 @@ from qim_streams.errors import RecordError
 from qim_streams.ids import is_text_id
 from qim_streams.log_ports import LogRecord
 from qim_streams.operations.rules import Operation, operation_of, readable, revise, revision_of
-from qim_streams.ownership.log_fence import NO_FENCE, barrier_epoch
+from qim_streams.ownership.log_fence import BARRIER_KEY, NO_FENCE, barrier_epoch
 from qim_streams.records import MessageRecord, decode_message, decode_outbox, record_key
 
 Address = tuple[str, str, int]
@@ -96,7 +96,7 @@ def read_batch(records: Iterable[R], fence: int = NO_FENCE) -> Reading[R]:
     reading: Reading[R] = Reading()
     for record in records:
         try:
-            if barrier_epoch(record.key, record.value) is not None:
+            if record.key == BARRIER_KEY and barrier_epoch(record.key, record.value) is not None:
                 continue
             message, decoded, epoch = _read(record)
             if epoch < fence:
@@ -134,6 +134,8 @@ def drop_known(reading: Reading[R], known: Mapping[Address, bytes | None]) -> li
     `known` has the archive's bytes for the addresses that were looked up. Equal ones and earlier revisions
     are counted as repeated, contradictions are moved to the poison.
     """
+    if not known:
+        return list(reading.messages.values())
     fresh = []
     for address, message in reading.messages.items():
         stored = known.get(address)

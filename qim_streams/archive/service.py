@@ -35,8 +35,8 @@ from qim_streams.archive.rules import (
     targets_elsewhere,
 )
 from qim_streams.errors import InvariantViolation
+from qim_streams.generations import Generations
 from qim_streams.log_ports import LogBatch, LogRecord, Poison, PoisonSink
-from qim_streams.lru import LruMap
 from qim_streams.ownership.log_fence import stretches
 from qim_streams.records import decode_message
 from qim_streams.spans.rules import Stage
@@ -67,7 +67,7 @@ class HistoryArchiver:
         self._covered: dict[int, int] = {}
         self._fences: dict[int, int] = {}
         self._in_doubt: set[int] = set()  # partitions whose next records may be in the archive already
-        self._newest: LruMap[tuple[str, str], int] = LruMap(CONVERSATIONS_MAX, CONVERSATIONS_MAX)
+        self._newest: Generations[tuple[str, str]] = Generations(CONVERSATIONS_MAX)
         self._buried: dict[int, int] = {}  # partition -> poison up to this offset is in the dead letters
 
     async def start_position(self, partition: int) -> int:
@@ -127,19 +127,22 @@ class HistoryArchiver:
     def _doubtful(self, partition: int, messages: Iterable[ArchivedMessage]) -> list[Address]:
         """What has to be looked up. The store itself lets the first record of an address stand; this finds
         the second one, so that it can be reported, and saves writing what is there."""
+        newest, all_of_them = self._newest.get, partition in self._in_doubt
         return [
             (one.tenant_id, one.conversation_id, one.conversation_seq)
             for one in messages
-            if partition in self._in_doubt
+            if all_of_them
             or one.revision
-            or one.conversation_seq <= (self._newest.get((one.tenant_id, one.conversation_id)) or 0)
+            or one.conversation_seq <= (newest((one.tenant_id, one.conversation_id)) or 0)
         ]
 
     def _remember(self, messages: Iterable[ArchivedMessage]) -> None:
+        newest: dict[tuple[str, str], int] = {}
         for one in messages:
             key = (one.tenant_id, one.conversation_id)
-            if one.conversation_seq > (self._newest.get(key) or 0):
-                self._newest.put(key, one.conversation_seq, 1)
+            last = newest.get(key) or self._newest.get(key) or 0
+            newest[key] = max(last, one.conversation_seq)
+        self._newest.update(newest)
 
     async def _bury(self, partition: int, poison: Sequence[tuple[LogRecord, str]]) -> None:
         """Send what was not sent before: an archive that refuses writes for an hour must not multiply it."""

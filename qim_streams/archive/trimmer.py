@@ -72,7 +72,7 @@ class _Note:
     """What was archived of a conversation since the last round."""
 
     newest: int = 0
-    seqs: set[int] = field(default_factory=set)
+    seqs: list[int] = field(default_factory=list)  # in the order in which they came
 
 
 class HotTierTrimmer:
@@ -130,9 +130,11 @@ class HotTierTrimmer:
                     continue
                 note = notes[key] = _Note()
                 self._waiting += 1
-            note.newest = max(note.newest, one.conversation_seq)
+            seq = one.conversation_seq
+            if seq > note.newest:
+                note.newest = seq
             if len(note.seqs) < LATE_MAX:
-                note.seqs.add(one.conversation_seq)
+                note.seqs.append(seq)
         self._wake.set()
 
     async def _run(self) -> None:
@@ -223,7 +225,7 @@ class HotTierTrimmer:
                 self._waiting += 1
             else:
                 newer.newest = max(newer.newest, note.newest)
-                newer.seqs |= note.seqs
+                newer.seqs += note.seqs
         self._wake.set()
 
     async def _work_off(self, partition: int, notes: dict[Conversation, _Note]) -> int:
@@ -266,7 +268,7 @@ class HotTierTrimmer:
         """Trim single messages that were archived after the trimming had passed them."""
         if not seqs:
             return 0
-        ordered = sorted(seqs)
+        ordered = sorted(set(seqs))
         stored = await self._archive.records([(*key, seq) for seq in ordered])
         late = [
             ArchivedMessage(*key, seq, record)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from enum import Enum
 
 from qim_streams.fanout.plan import OutboxMessage
+from qim_streams.generations import Generations
 
 MESSAGES_MAX = 65_536
 CONVERSATIONS_MAX = 65_536
@@ -25,34 +26,12 @@ class Verdict(Enum):
     LATE = "late"  # its conversation is further; not remembered: dispatched again, dropped downstream
 
 
-class _Generations:
-    """A bounded memory of numbers by key: two dictionaries, the older is dropped when the younger is full."""
-
-    __slots__ = ("_half", "_old", "_young")
-
-    def __init__(self, count_max: int) -> None:
-        self._half = max(1, count_max // 2)
-        self._young: dict[bytes, int] = {}
-        self._old: dict[bytes, int] = {}
-
-    def get(self, key: bytes) -> int | None:
-        """The number of `key`, None when it is not known."""
-        number = self._young.get(key)
-        return self._old.get(key) if number is None else number
-
-    def update(self, values: dict[bytes, int]) -> None:
-        """Remember `values`, and forget what is oldest."""
-        self._young.update(values)
-        if len(self._young) >= self._half:
-            self._old, self._young = self._young, {}
-
-
 class RecentMessages:
     """`judge` a batch, then `remember` what was dispatched of it."""
 
     def __init__(self, messages_max: int = MESSAGES_MAX, conversations_max: int = CONVERSATIONS_MAX) -> None:
-        self._contents = _Generations(messages_max)  # message_id -> hash of its bytes
-        self._seqs = _Generations(conversations_max)  # key of a conversation -> last conversation_seq
+        self._contents: Generations[bytes] = Generations(messages_max)  # message_id -> hash of its bytes
+        self._seqs: Generations[bytes] = Generations(conversations_max)  # conversation's key -> last seq
 
     def judge(self, messages: Sequence[OutboxMessage]) -> list[Verdict]:
         """The verdict on each message of a batch, in order; remembers nothing."""

@@ -32,7 +32,7 @@ from qim_streams.roles.health import watch_redis
 from qim_streams.roles.poison import PoisonLetters
 from qim_streams.roles.session_lists import compose_keeper
 from qim_streams.roles.spans import compose_spans
-from qim_streams.runtime import give_way, now_ms, run_in_batches
+from qim_streams.runtime import now_ms, settle_stage
 from qim_streams.settings import Settings, load_settings
 from qim_streams.streaming import topics
 from qim_streams.streaming.app import StreamApp, build_app
@@ -70,8 +70,7 @@ class _ArchiverRole:
 
     async def open(self) -> None:
         """Take the archive; ConfigError when it is in use or not available."""
-        give_way()  # nobody waits for ARCHIVED
-        run_in_batches()
+        settle_stage(gives_way=True)  # nobody waits for ARCHIVED
         settings = self._settings
         if self._spans is not None:
             await self._spans.start()

@@ -17,7 +17,7 @@ from qim_streams.roles.log import StreamAppender
 from qim_streams.roles.poison import PoisonLetters
 from qim_streams.roles.spans import compose_spans
 from qim_streams.roles.tracing import partition_of
-from qim_streams.runtime import now_ms, run_in_batches, settle_garbage_collection
+from qim_streams.runtime import now_ms, settle_stage
 from qim_streams.settings import Settings, load_settings
 from qim_streams.sharding.follower import Mappings
 from qim_streams.sharding.kafka_mapping import KafkaMappingLog
@@ -74,8 +74,7 @@ def build_fanout(settings: Settings | None = None) -> FanoutWorker:
     )
 
     async def opened() -> None:
-        settle_garbage_collection()
-        run_in_batches()
+        settle_stage()
         if spans is not None:
             await spans.start()
         async with translated():

@@ -46,7 +46,7 @@ from qim_streams.roles.poison import PoisonLetters
 from qim_streams.roles.session_tail import compose_tail
 from qim_streams.roles.spans import compose_spans
 from qim_streams.roles.tracing import partition_of
-from qim_streams.runtime import now_ms, run_in_batches, settle_garbage_collection
+from qim_streams.runtime import now_ms, settle_stage
 from qim_streams.script_pipe import ScriptPipe
 from qim_streams.sessions.tail_compactor import TailCompactor
 from qim_streams.settings import Settings, load_settings
@@ -104,8 +104,7 @@ class _MailboxRole:
     async def open(self) -> None:
         """Take the boot number and connect; ConfigError when the name is in use."""
         settings = self._settings
-        settle_garbage_collection()
-        run_in_batches()
+        settle_stage()
         if self._spans is not None:
             await self._spans.start()
         self._boot = Boot.take(settings.state_dir, self._name)

@@ -40,7 +40,7 @@ from qim_streams.roles.poison import PoisonLetters
 from qim_streams.roles.session_lists import compose_badges
 from qim_streams.roles.spans import compose_spans
 from qim_streams.roles.tracing import partition_of
-from qim_streams.runtime import give_way, now_ms, run_in_batches, settle_garbage_collection
+from qim_streams.runtime import now_ms, settle_stage
 from qim_streams.script_pipe import ScriptPipe
 from qim_streams.sessions.redis_user_state import RedisUserStates
 from qim_streams.settings import Settings, load_settings
@@ -90,9 +90,7 @@ class _NotificationRole:
                 "notification_providers: empty; set QIM_NOTIFICATION_PROVIDERS for all roles, or do not "
                 "start this one"
             )
-        give_way()
-        settle_garbage_collection()
-        run_in_batches()
+        settle_stage(gives_way=True)
         self._providers = open_providers(settings)
         if self._spans is not None:
             await self._spans.start()

@@ -23,7 +23,7 @@ from qim_streams.redis_tier import RedisClient, connect, translated
 from qim_streams.roles.health import watch_redis
 from qim_streams.roles.hot_tier import kept_intervals
 from qim_streams.roles.tracing import partition_of
-from qim_streams.runtime import give_way, now_ms, run_in_batches, settle_garbage_collection
+from qim_streams.runtime import now_ms, settle_stage
 from qim_streams.sessions.projection import SessionProjection
 from qim_streams.sessions.redis_projection import RedisProjection
 from qim_streams.settings import Settings, load_settings
@@ -77,9 +77,7 @@ class _QsessionRole:
                 "session_projection: the mailbox workers keep session lists; set "
                 "QIM_SESSION_PROJECTION=qsession for all workers, or do not start this role"
             )
-        give_way()
-        settle_garbage_collection()
-        run_in_batches()
+        settle_stage(gives_way=True)
         settings = self._settings
         self._redis = connect(settings)
         async with translated():

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from qim_streams.errors import ConfigError, InvariantViolation
 from qim_streams.notification.results import RESULT_TOPIC
 from qim_streams.roles.poison import PoisonLetters
-from qim_streams.runtime import give_way, now_ms, run_in_batches
+from qim_streams.runtime import now_ms, settle_stage
 from qim_streams.settings import Settings, load_settings
 from qim_streams.streaming import topics
 from qim_streams.streaming.app import StreamApp, build_app
@@ -55,8 +55,7 @@ class _WebhookRole:
 
     async def open(self) -> None:
         """Nothing is sent before the first event."""
-        give_way()
-        run_in_batches()
+        settle_stage(gives_way=True)
         poster = self._poster = HttpPoster()
         for name in self._endpoint.events:
             topic, read = SOURCES[name]
