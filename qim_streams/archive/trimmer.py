@@ -52,7 +52,7 @@ LATE_MAX: Final = 1_000  # seqs kept of one conversation between two rounds
 SILENT_MAX: Final = 500  # conversations in one sweep of a partition
 SWEEPS_MAX: Final = 10  # of one partition in a row
 SWEEP_S: Final = 30.0
-ROUND_S: Final = 5.0  # notes of so long are worked off together: one call per conversation, not per message
+ROUND_S: Final = 10.0  # notes of so long are worked off together: one call per conversation, not per message
 PAUSE_FIRST_S: Final = 0.5
 PAUSE_MAX_S: Final = 30.0
 
