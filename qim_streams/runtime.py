@@ -85,7 +85,7 @@ def settle_stage(*, gives_way: bool = False) -> None:
     """What a stage does before it reads: its own way with garbage and with the scheduler.
 
     `gives_way`: nobody waits for it. One call, because a stage that forgot one of these was slow and nothing
-    told: the archiver spent a third of its CPU on collections that found nothing.
+    told: the archiver spent about a fifth of its CPU on collections that found nothing.
     """
     if gives_way:
         give_way()

@@ -30,9 +30,9 @@ log = logging.getLogger(__name__)
 BLOCK_CACHE_BYTES = 16 * 1024 * 1024
 WRITE_BUFFER_BYTES = 16 * 1024 * 1024
 WAL_BYTES_MAX = 64 * 1024 * 1024
-# Half of the archiver's CPU was RocksDB's at 5,000 messages a second, two thirds of that compaction: files of
-# level 0 are merged with all of level 1, so twice as many at once is 40 % less of it, and what is merged
-# again soon is not worth compressing.
+# While it compacts, half of the archiver's CPU is RocksDB's at 5,000 messages a second, two thirds of that
+# compaction. Files of level 0 are merged with all of level 1, so twice as many at once is less of it, and
+# what is merged again soon is not worth compressing.
 LEVEL_0_FILES = 8
 COMPRESS_FROM_LEVEL = 2
 WRITER_OPEN_FILES_MAX = 256

@@ -106,8 +106,8 @@ class PartitionOwnership:
 
     @property
     def stands_by(self) -> bool:
-        """Whether it holds nothing because there are more of its kind than partitions."""
-        return self._seat.spare and not self.keeper.held
+        """See `Seat.stands_by`."""
+        return self._seat.stands_by(self.keeper)
 
     def fenced(self, partition: int, epoch: int) -> None:
         """A write under this epoch was refused."""

@@ -40,8 +40,7 @@ class Seat:
     name: str
     ttl_ms: int
     _grant: Grant | None = None
-    spare: bool = False
-    """Whether more workers live than there are resources, as of the last `surplus`: one may get nothing."""
+    _spare: bool = False  # more workers live than there are resources, as of the last `surplus`
 
     async def living(self) -> tuple[int, int]:
         """How many workers live now, this one included, and how many of those sit before it (none without
@@ -80,11 +79,15 @@ class Seat:
             log.warning("living %s not counted: %s", self.name, error)
             return []
         share = fair_share(resources, living, before)
-        keeper.hold_max, self.spare = share, living > resources
+        keeper.hold_max, self._spare = share, living > resources
         above = sorted(keeper.held)[share:]
         if above:
             log.info("giving up %s: the fair share is %d", ", ".join(above), share)
         return above
+
+    def stands_by(self, keeper: LeaseKeeper) -> bool:
+        """Whether `keeper` holds nothing because there are more workers than resources."""
+        return self._spare and not keeper.held
 
     async def leave(self) -> None:
         """Give the seat up."""

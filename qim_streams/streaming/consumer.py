@@ -281,7 +281,7 @@ class StreamConsumer(driver.Consumer):
     @property
     def ready(self) -> bool:
         """Whether the group has answered and every source partition that it gave, if any, has started."""
-        return self.given is not None and self.given <= self.positions.keys()
+        return (given := self.given) is not None and given <= self.positions.keys()
 
     # -- point 5: acknowledgements, commits, drain
 

@@ -207,7 +207,7 @@ def test_no_room_without_a_noun() -> None:
 
 
 def test_every_stage_settles_before_it_reads() -> None:
-    """The archiver did not once, and a third of its CPU went into collections that found nothing."""
+    """The archiver did not once, and a fifth of its CPU went into collections that found nothing."""
     stages = [
         one for one in sources() if one.name.startswith("qim_streams/roles/") and "build_app(" in one.text
     ]
